@@ -20,7 +20,7 @@ from common import Bench, Run, bench, compare, machine, median, show, timed
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
 from onceward.connectors.spark.write.parallelism import ROWS_PER_TASK
-from onceward.core.checkpoint import share
+from onceward.core.checkpoint import sink_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def orders(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Call
     both = variants(lab, topic, partitions, rows)["onceward, both"]
 
     def at_once() -> Run:
-        with patch.object(share, "_expires", lambda _sink: False):
+        with patch.object(sink_share, "_expires", lambda _sink: False):
             return both()
 
     return {AT_ONCE: at_once, "one after the other": both}

@@ -16,8 +16,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.recovery import Action, action
+from onceward.core.checkpoint.target_check import describe_loss
 from onceward.core.contract.connector import connectors
 from onceward.core.contract.findings import Finding, Health, failed, ok, skipped, warning
 from onceward.core.contract.names import NOTHING, Scope

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceward.core.checkpoint import share
+from onceward.core.checkpoint import sink_share
 from onceward.core.checkpoint.coordinator import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.contract.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
@@ -195,7 +195,7 @@ def test_a_commit_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch, 
                 time.sleep(0.01)
             return super().commit_many(committables)
 
-    monkeypatch.setattr(share, "SLOW", 0.01)
+    monkeypatch.setattr(sink_share, "SLOW", 0.01)
     run(Slow())
     assert "the commit of epoch 0 in sink a has not returned for 0.01 s" in caplog.text
 

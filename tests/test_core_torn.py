@@ -355,6 +355,17 @@ class TestHealing:
         with pytest.raises(DataLossError, match="with hash unknown"):
             coordinator.commit(0, [msgspec.structs.replace(ack, committables=tuple(bare))], ABOUT)
 
+    @pytest.mark.parametrize("seen", [Observation.UNKNOWN, Observation.ABSENT])
+    def test_what_turns_out_unproven_in_its_commit_is_not_written_again(self, seen: Observation):
+        """The look says nothing of it, and its commit, which is asked for because it could expire, no more."""
+        case = Case(subtasks=2)
+        named = case.decided()
+        visible, unknown = case.of(case.kafka, named)
+        case.kafka.truth |= {visible: COMMITTED, unknown: seen}
+        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        with pytest.raises(DataLossError, match="cannot be proven that what is missing was not committed"):
+            case.opened()
+
     def test_a_driver_that_cannot_compute_the_epoch_again_is_told_the_choices(self):
         case, _ = self.torn()
         with pytest.raises(DataLossError, match="only a pipeline whose sources can be read again"):

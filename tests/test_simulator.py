@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -27,7 +28,20 @@ def test_no_law_is_broken_in_thousands_of_runs(runs: int):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulator_catches_each_mutant(name: str):
+    before = code_under_test()
     assert first_catch(name, WITHIN) is not None, f"{MUTANTS[name].error} Not caught in {WITHIN} runs"
+    assert code_under_test().items() >= before.items(), "the error stays in the code, in the runs that follow"
+
+
+def code_under_test() -> dict[tuple[str, ...], int]:
+    """Return the functions and classes of the modules that are loaded, and what the classes define."""
+    code = {}
+    for module in [name for name in sys.modules if name.startswith("onceward.")]:
+        for name, value in vars(sys.modules[module]).items():
+            code[module, name] = id(value)
+            if isinstance(value, type) and value.__module__ == module:
+                code |= {(module, name, attribute): id(inner) for attribute, inner in vars(value).items()}
+    return code
 
 
 def test_the_same_seed_gives_the_same_run():

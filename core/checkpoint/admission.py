@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..contract.sink import TwoPhaseCommitSink
-    from ..log import EpochInput, LogView, LogWriter, Rewound
+    from ..log import Decide, EpochInput, LogView, LogWriter, Rewound
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -112,6 +112,18 @@ def check_same_sinks(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]
             f"more with the sinks as they were ({before}) and let one micro-batch end; then change them",
             pipeline=view.pipeline,
             epoch=view.decided,
+        )
+
+
+def check_sinks(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Refuse a decision that names sinks that the pipeline no longer has, with an EpochConflictError."""
+    missing = sorted({c.sink for c in decision.committables} - sinks.keys())
+    if missing:
+        raise EpochConflictError(
+            f"epoch {decision.epoch} is decided and names transactions of sinks that this pipeline no longer has: "
+            f"{missing}. Start once more with these sinks, so that their transactions can be committed",
+            pipeline=decision.pipeline,
+            epoch=decision.epoch,
         )
 
 

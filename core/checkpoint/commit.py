@@ -25,18 +25,19 @@ from typing import TYPE_CHECKING, Any, Final
 from ..contract.events import Committed, CommitWaits, moment, tell, wall_clock
 from ..contract.policy import OnLost
 from ..contract.sink import by_urgency
-from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError
+from ..errors import CommitPendingError, DataLossError, ExternalError
 from ..kit.times import duration
-from .kept import check_kept
+from .admission import check_sinks
 from .losses import LossVerdict, settle
-from .share import Share
+from .sink_share import Share
+from .target_check import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ..contract.policy import CommitPolicy
     from ..contract.sink import TwoPhaseCommitSink
-    from ..log import CommitPermit, Decide, LogWriter
+    from ..log import CommitPermit, LogWriter
 
 _log = logging.getLogger("onceward.commit")
 
@@ -92,7 +93,7 @@ def finish(
             _announce(permit, shares, voided=True)
             return False
         waiting = _waiting(active)
-        if not waiting and verdict is LossVerdict.STANDS:
+        if not waiting and verdict is LossVerdict.NONE:
             break
         tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
@@ -122,25 +123,16 @@ def _to_look_at(active: Sequence[Share], *, first: bool) -> list[Share]:
 def _commit_round(
     permit: CommitPermit, shares: Sequence[Share], active: Sequence[Share], writer: LogWriter, *, heals: bool
 ) -> LossVerdict:
-    """Commit what may be committed now, and have the policy settle what is lost."""
+    """Commit what may be committed now; what is lost is settled before anything else is committed."""
     while True:
         if not any(share.failures for share in shares):
             _commit_in_order(shares, active, writer.policy)
-        if not any(share.failures for share in shares):
-            if not _accept_losses(active, writer):
-                return LossVerdict.STANDS
-            continue
-        try:
+        if any(share.failures for share in shares):
             verdict = settle(permit.decision, shares, writer, heals=heals)
-        except DataLossError as loss:
-            for share in shares:
-                if why := share.error or (share.detail if share.waits else ""):
-                    loss.add_note(f"besides, sink {share.sink.name} has not committed its part: {why}")
-            raise
-        if verdict is not LossVerdict.STANDS:
-            return verdict
-        for share in shares:
-            share.failures.clear()  # given up, with an audit record: the rest is committed
+            if verdict is not LossVerdict.ACCEPTED:
+                return verdict
+        elif not _accept_losses(active, writer):
+            return LossVerdict.NONE
 
 
 def _accept_losses(active: Sequence[Share], writer: LogWriter) -> bool:
@@ -217,18 +209,6 @@ def _time_left(waiting: Sequence[Share]) -> str:
     """Return when the first of the transactions expires, for the log; empty if none does, or if that is not known."""
     times = [at for share in waiting if (at := share.expires_at()) is not None]
     return f"; the first of them expires in {duration(max(0.0, min(times) - wall_clock()))}" if times else ""
-
-
-def check_sinks(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Refuse a decision that names sinks that the pipeline no longer has, with an EpochConflictError."""
-    missing = sorted({c.sink for c in decision.committables} - sinks.keys())
-    if missing:
-        raise EpochConflictError(
-            f"epoch {decision.epoch} is decided and names transactions of sinks that this pipeline no longer has: "
-            f"{missing}. Start once more with these sinks, so that their transactions can be committed",
-            pipeline=decision.pipeline,
-            epoch=decision.epoch,
-        )
 
 
 def _raise_errors(permit: CommitPermit, shares: Sequence[Share]) -> None:

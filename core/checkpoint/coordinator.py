@@ -64,10 +64,10 @@ from .admission import (
 )
 from .commit import finish
 from .healing import Lost, check_same_rows
-from .kept import check_kept
 from .numbering import CONSECUTIVE, EpochNumbering
 from .recovery import Swept, sweep
-from .taking_back import check_can_end, end_taken_back
+from .target_check import check_kept
+from .void import check_can_end, end_rewound
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -182,7 +182,7 @@ class Coordinator:
         hold = {name for name, error in unowned.items() if isinstance(error, DataLossError)}
         finished = finished or self._finish_decided(hold)
         if self.view.taken_back is not None:
-            end_taken_back(self.view.taken_back, self.sinks, self.writer)
+            end_rewound(self.view.taken_back, self.sinks, self.writer)
         if unowned and finished and not self.view.rewound:
             unowned, unasked = self._ask_again(unowned), unowned
             if unasked.keys() - unowned.keys():  # they were not swept, because they had not said whose they are

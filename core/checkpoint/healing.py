@@ -8,7 +8,7 @@ back from the target). So:
 1. Only the sinks and subtasks that lost something write; everybody else computes and writes nothing.
 2. What they were handed must be the same rows, by count and hash for each sink. The hash is the sum of a hash of each
    row, so it does not matter how the rows are spread over the lost subtasks. If the rows differ, nothing is recorded,
-   and what was written is aborted. A transaction without such a hash is not written again (losses.py).
+   and what was written is aborted. A transaction without such a hash is not written again (loss_table.py).
 3. REPLACE makes the decision name the new transactions instead of the lost ones. It is an entry of the log like any
    other, so a fenced writer cannot put it, and whoever finds it commits the new ones.
 4. A crash before REPLACE leaves transactions that no decision names: the next START sweeps them and begins again.

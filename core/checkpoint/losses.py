@@ -1,4 +1,4 @@
-"""Settle what can no longer be committed, as the policy says: fail, write the epoch again, or skip what is lost."""
+"""Carry out what the table of losses (loss_table.py) says of a decision that has lost something."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import TYPE_CHECKING
 
 from ..contract.events import about
 from ..contract.outcome import PROVEN_NOT_COMMITTED
-from ..contract.policy import OnLost
 from ..errors import DataLossError, EpochTornError, FencedError
 from .healing import is_proven
-from .replay import withdraw
+from .loss_table import LossAction, LossFacts, Rest, rule_of
+from .void import Withdrawal, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..log import Decide, LogWriter
-    from .share import Failures, Share
+    from .loss_table import Failures
+    from .sink_share import Share
 
 _log = logging.getLogger("onceward.commit")
 
 
 class LossVerdict(StrEnum):
-    """What the policy says of a decision some of which can no longer be committed."""
+    """What became of the losses of a decision in one round of its commit."""
 
-    STANDS = "stands"
-    """Go on without what is lost: it was given up, with an audit record."""
+    NONE = "none"
+    """No loss is known."""
+    ACCEPTED = "accepted"
+    """The policy has accepted what was lost, with an audit record: the rest can be committed."""
     VOIDED = "voided"
     """The epoch can be written again: nothing of it was committed, and nothing ever will be."""
     WAITS = "waits"
@@ -34,57 +37,75 @@ class LossVerdict(StrEnum):
 
 
 def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heals: bool = False) -> LossVerdict:
-    """Settle what cannot be committed as the policy says, before anything else is committed.
+    """Settle what cannot be committed as the table says, before anything else is committed.
 
     Args:
         decision: A decision that is not completed.
-        shares: Shares of all sinks of the decision.
+        shares: Shares of all sinks of the decision, some of which have lost something.
         writer: The newest writer.
         heals: True if the caller can write the lost part of the epoch again.
 
     Raises:
-        DataLossError: The policy says to fail, or what it says would not be sound. Nothing was committed since the loss
-            was seen, except what expires of an epoch that is visible in part already.
+        DataLossError: The table says to fail. Nothing was committed since the loss was seen, except what expires of an
+            epoch that is visible in part already.
         EpochTornError: The lost part of the epoch can be written again.
         FencedError: A newer writer has started.
     """
-    failures = _failures(shares)
-    policy = writer.policy
-    if policy.on_lost is not OnLost.REPLAY:
-        if policy.on_lost is OnLost.FAIL and _is_visible(shares, writer):
-            _finish_expiring(shares, writer)
-        resolve_losses(decision, _failures(shares), writer)
-        return LossVerdict.STANDS
-    # A newer writer may have finished the epoch and used the names again: then no answer proves a loss.
     check_newest(writer)
-    unproven = any(outcome.status not in PROVEN_NOT_COMMITTED for _, outcome in failures)
-    if not unproven and not _is_visible(shares, writer):
-        voided = withdraw(decision, shares, writer)
-        if voided is not False:
-            return LossVerdict.VOIDED if voided else LossVerdict.WAITS
-        policy.make_all([share.look for share in shares])
-    if _finish_expiring(shares, writer):
-        return LossVerdict.WAITS
-    obstacle = "it cannot be proven that what is missing was not committed" if unproven else _of_order(shares)
-    raise torn(decision, _failures(shares), heals=heals, obstacle=obstacle)
+    loss = _loss(shares, writer, heals=heals)
+    if rule_of(loss).action is LossAction.VOID:
+        withdrawal = withdraw(decision, shares, writer)
+        if withdrawal is not Withdrawal.REFUSED:
+            return LossVerdict.VOIDED if withdrawal is Withdrawal.VOIDED else LossVerdict.WAITS
+        writer.policy.make_all([share.look for share in shares])
+        loss = _loss(shares, writer, heals=heals, visible=True)
+    if (rest := rule_of(loss).rest) is not Rest.LEFT:
+        waits = _commit_expiring(shares, writer)
+        if waits and rest is Rest.AWAITED:
+            return LossVerdict.WAITS
+        # What expires may have been found missing just now, in its commit.
+        loss = _loss(shares, writer, heals=heals, visible=True)
+    try:
+        _carry_out(loss, decision, _failures(shares), writer)
+    except DataLossError as error:
+        for share in shares:
+            if why := share.error or (share.detail if share.waits else ""):
+                error.add_note(f"besides, sink {share.sink.name} has not committed its part: {why}")
+        raise
+    for share in shares:
+        share.failures.clear()
+    return LossVerdict.ACCEPTED
+
+
+def _loss(shares: Sequence[Share], writer: LogWriter, *, heals: bool, visible: bool = False) -> LossFacts:
+    failures = _failures(shares)
+    late = [one.sink.name for one in shares if one.sink.ordered and one.lost_before_others]
+    return LossFacts(
+        on_lost=writer.policy.on_lost,
+        waits=True,
+        skippable=_is_skippable(failures, writer),
+        proven=all(outcome.status in PROVEN_NOT_COMMITTED for _, outcome in failures),
+        visible=visible or _is_visible(shares, writer),
+        late=late,
+        heals=heals,
+        unhashed=sorted({c.sink for c, _ in failures if not is_proven(c)}),
+    )
 
 
 def _failures(shares: Sequence[Share]) -> Failures:
     return [failure for share in shares for failure in share.failures]
 
 
+def _is_skippable(failures: Failures, writer: LogWriter) -> bool:
+    return all(outcome.status in writer.policy.skips for _, outcome in failures)
+
+
 def _is_visible(shares: Sequence[Share], writer: LogWriter) -> bool:
     return bool(writer.view.skipped) or any(share.visible for share in shares)
 
 
-def _of_order(shares: Sequence[Share]) -> str:
-    """Return why what is lost of an upsert cannot be written again after what follows it; empty if that is sound."""
-    late = [one.sink.name for one in shares if one.sink.ordered and one.lost_before_others]
-    return f"it would overwrite what {', '.join(late)} has of a later epoch of the same decision" if late else ""
-
-
-def _finish_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:
-    """Commit what expires of an epoch that cannot be voided; whether some of it has to be waited for.
+def _commit_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:
+    """Commit the shares that can expire of an epoch that cannot be voided; return whether one is still pending.
 
     Its rows will stay, whether the rest is written again or given up. So they must not be lost, too.
     """
@@ -92,13 +113,37 @@ def _finish_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:
     return any(share.waits and share.expires for share in shares)
 
 
-def resolve_losses(decision: Decide, failures: Failures, writer: LogWriter) -> None:
-    """Give up what cannot be committed, with an audit record, if the policy says so; else raise a DataLossError."""
+def settle_completed(decision: Decide, failures: Failures, writer: LogWriter) -> None:
+    """Settle as the table says that a target no longer has what a completed decision named.
+
+    Raises:
+        DataLossError: The table says to fail.
+        FencedError: A newer writer has started.
+    """
     check_newest(writer)
+    loss = LossFacts(writer.policy.on_lost, waits=False, skippable=_is_skippable(failures, writer))
+    _carry_out(loss, decision, failures, writer)
+
+
+def check_newest(writer: LogWriter) -> None:
+    """Raise FencedError if a newer writer has started: it may have reused the names, so UNKNOWN would prove nothing."""
+    if not writer.still_newest():
+        raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
+
+
+def _carry_out(loss: LossFacts, decision: Decide, failures: Failures, writer: LogWriter) -> None:
+    """Give up what is lost, or raise the rule's error."""
+    rule = rule_of(loss)
+    if rule.action is LossAction.HEAL:
+        raise _torn(decision, failures)
+    if rule.action is not LossAction.SKIP:
+        obstacle = rule.obstacle.format(late=", ".join(loss.late), unhashed=", ".join(loss.unhashed))
+        raise _data_loss(decision, failures, obstacle=obstacle, waits=loss.waits)
+    _give_up(decision, failures, writer)
+
+
+def _give_up(decision: Decide, failures: Failures, writer: LogWriter) -> None:
     policy = writer.policy
-    if policy.on_lost is not OnLost.SKIP or not all(outcome.status in policy.skips for _, outcome in failures):
-        waits = writer.view.undone is not None and writer.view.undone.epoch == decision.epoch
-        raise _data_loss(decision, failures, waits=waits)
     # (Invariant 8) Each loss leaves an audit record of its own.
     for committable, outcome in failures:
         text = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
@@ -113,34 +158,7 @@ def resolve_losses(decision: Decide, failures: Failures, writer: LogWriter) -> N
         writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
 
 
-def check_newest(writer: LogWriter) -> None:
-    """Raise FencedError if a newer writer has started: it may have reused the names, so UNKNOWN would prove nothing."""
-    if not writer.still_newest():
-        raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
-
-
-def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "") -> DataLossError:
-    """Make the error for an epoch some of which is visible, or may be, and some of which is lost.
-
-    Args:
-        decision: Decision of the epoch.
-        failures: Transactions that are lost, with the targets' answers.
-        heals: True if the caller can write the lost part again.
-        obstacle: Reason why that would not be sound; empty if nothing is known to be in the way.
-    """
-    if not obstacle and not heals:
-        obstacle = (
-            "some of the epoch is visible already, and only a pipeline whose sources can be read again can compute the "
-            "rest, when it starts"
-        )
-    unproven = sorted({c.sink for c, _ in failures if not is_proven(c)})
-    if not obstacle and unproven:
-        obstacle = (
-            f"the decision holds no hash of all that {', '.join(unproven)} was handed (proof=False, values that cannot "
-            "be hashed, or a decision of an older version), so rows that are written again could not be compared"
-        )
-    if obstacle:
-        return _data_loss(decision, failures, waits=True, obstacle=obstacle)
+def _torn(decision: Decide, failures: Failures) -> EpochTornError:
     lost = sorted(f"{c.sink} subtask {c.subtask} ({c.rows} rows)" for c, _ in failures)
     error = EpochTornError(
         f"{len(lost)} decided transactions were lost while others of the epoch were committed: {', '.join(lost[:5])}. "
@@ -155,7 +173,7 @@ def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "
     return error
 
 
-def _data_loss(decision: Decide, failures: Failures, *, waits: bool, obstacle: str = "") -> DataLossError:
+def _data_loss(decision: Decide, failures: Failures, *, obstacle: str, waits: bool) -> DataLossError:
     rows = sum(c.rows for c, _ in failures)
     listed = "; ".join(
         f"sink {c.sink} subtask {c.subtask} {c.transaction} ({c.rows} rows): {outcome.status}, {outcome.detail}"

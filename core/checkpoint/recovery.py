@@ -33,7 +33,7 @@ from ..contract.events import about
 from ..contract.sink import by_urgency
 from ..contract.transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
 from ..kit.crash_points import Step, crash_point
-from .kept import check_kept
+from .target_check import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -92,7 +92,7 @@ RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
         Observation.COMMITTED: Action.REPORT,  # the same
     },
     # Completed, and open or prepared all the same: the target went back to an older state. A sweep reports it; the
-    # check in kept.py commits it again.
+    # check in target_check.py commits it again.
     TransactionStatus.COMPLETED: _HELD,
     # In doubt: its writer may decide at any moment, so nobody else may end it (invariant 4).
     TransactionStatus.IN_DOUBT: _HELD,

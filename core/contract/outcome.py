@@ -104,6 +104,10 @@ state that they saw."""
 
 PROVEN_NOT_COMMITTED: Final = frozenset({CommitStatus.LOST, CommitStatus.FENCED})
 """Outcomes that allow a decision to be voided: UNKNOWN is not among them."""
+LOST_STATES: Final = frozenset({Observation.ABORTED, Observation.EXPIRED})
+"""Answers of a look that prove that a transaction was not committed and never will be."""
+VISIBLE_STATES: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
+"""Answers of a look that show rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
 
 
 def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:

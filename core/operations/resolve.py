@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import CommitPolicy, OnLost, finish, sweep
-from ..checkpoint.kept import check_kept
 from ..checkpoint.recovery import TransactionStatus
+from ..checkpoint.target_check import check_kept
 from ..contract.events import EpochCompleted
 from ..contract.outcome import PROVEN_NOT_COMMITTED, Observation
 from ..contract.refusals import Refusal, RefusedError

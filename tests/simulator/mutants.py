@@ -33,17 +33,16 @@ from onceward.core.checkpoint import (
     commit,
     coordinator,
     healing,
-    kept,
     losses,
     recovery,
-    replay,
     sweep,
-    taking_back,
+    target_check,
+    void,
 )
 from onceward.core.checkpoint.healing import Lost
-from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.losses import settle
-from onceward.core.checkpoint.share import Share
+from onceward.core.checkpoint.sink_share import Share
+from onceward.core.checkpoint.target_check import describe_loss
 from onceward.core.contract.names import Scope, parse_pooled_name
 from onceward.core.contract.proof import Wrote
 from onceward.core.contract.transaction import (
@@ -188,7 +187,6 @@ def _named_by_handle(self: LogView, committable: Committable) -> Committable | N
 
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
 _REAL_MOVE = LogWriter.move
-_REAL_WITHDRAW = replay.withdraw
 _REAL_OTHER_LOGS = ownership._other_logs
 
 
@@ -310,17 +308,12 @@ def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any
 
 
 def _skip_nothing(decision: Decide, failures: Any, _: LogWriter) -> None:
-    raise losses._data_loss(decision, failures, waits=True)
+    raise losses._data_loss(decision, failures, obstacle="", waits=True)
 
 
-def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool:
+def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
     log.void(decision.epoch, [c.transaction for share in shares for c, _ in share.failures])
-    return True
-
-
-def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool | None:
-    with patch.object(replay, "_abort", lambda *_: None), patch.object(replay, "_check_ended", lambda *_: None):
-        return _REAL_WITHDRAW(decision, shares, log)
+    return void.Withdrawal.VOIDED
 
 
 def _go_back_after_finishing(self: Any, wanted: Any) -> Any:
@@ -339,13 +332,13 @@ def _go_back_after_releasing(self: Any, wanted: Any) -> Any:
 _REAL_GO_BACK = Coordinator._go_back
 
 
-def _wait_for_what_left_no_trace(sink: Any, committables: Sequence[Committable]) -> str:
-    why = _REAL_END(sink, committables)
-    seen = [] if why else sink.inspect_many(committables)
-    return "how it ended is unknown" if Observation.UNKNOWN in seen else why
+def _wait_for_what_left_no_trace(sink: Any, committables: Sequence[Committable]) -> None:
+    _REAL_END(sink, committables)
+    if Observation.UNKNOWN in sink.inspect_many(committables):
+        raise void._Waits("how it ended is unknown")
 
 
-_REAL_END = taking_back._end
+_REAL_END = void._end
 
 
 def _other_logs_of_the_sink(client: Any, scope: Scope) -> dict[str, set[str]]:
@@ -661,7 +654,7 @@ K = Kind
 
 
 def _checks_as_at_a_start(self: Coordinator, _: int) -> float:
-    for error in kept.check_kept(self.writer, self.sinks, starting=True).values():
+    for error in target_check.check_kept(self.writer, self.sinks, starting=True).values():
         raise error
     return 0.0
 
@@ -840,7 +833,7 @@ MUTANTS: dict[str, Mutant] = {
     "void a decision that can still be committed": Mutant(
         "What is still prepared of a decision is not aborted before the decision is voided.",
         _laws("1", "8"),
-        patches=((losses, "withdraw", _withdraw_without_aborting),),
+        patches=((void, "_abort_all", lambda *_: None), (void, "_check_ended", lambda *_: None)),
         narrow=crowded(
             *(K.ROLLBACK, K.TWIN, K.NAP, K.SWITCH),
             within=100,
@@ -993,13 +986,13 @@ MUTANTS: dict[str, Mutant] = {
     "what left no trace is asked for again": Mutant(
         "A rewind waits for ever for a target that cannot tell how a transaction ended of which nothing is left.",
         _laws("progress"),
-        patches=((taking_back, "_end", _wait_for_what_left_no_trace),),
+        patches=((void, "_end", _wait_for_what_left_no_trace),),
         narrow=crowded(K.REWIND, K.ROLLBACK, K.OCCUPY, K.CRASH, within=300, unique=False, vague=True),
     ),
     "a loss that no choice ends": Mutant(
         "The message of a loss names on_lost='skip', which is refused as well.",
         _laws("progress"),
-        patches=((losses, "resolve", _skip_nothing),),
+        patches=((losses, "_give_up", _skip_nothing),),
         narrow=crowded(K.ROLLBACK, K.CRASH, K.OUTAGE, K.EXPIRE, within=300, on_lost="fail"),
     ),
     "a rewind that an older command line repeats": Mutant(
@@ -1089,7 +1082,7 @@ MUTANTS: dict[str, Mutant] = {
     "transactions of an older epoch are not counted": Mutant(
         "A standby with one of an older epoch's two commits passes: only the newest epoch's are asked for one by one.",
         _laws("8", "4"),
-        patches=((kept, "describe_loss", _without_a_count),),
+        patches=((target_check, "describe_loss", _without_a_count),),
         narrow=with_kinds(
             K.FAIL_OVER, K.CRASH, sinks=("prepared",), style="batch", subtasks=2, records=3, steps=(2, 0, 0, 1)
         ),

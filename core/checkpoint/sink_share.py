@@ -10,10 +10,11 @@ import logging
 import threading
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from ..contract import validated as answers
 from ..contract.events import about
+from ..contract.outcome import LOST_STATES, VISIBLE_STATES
 from ..contract.transaction import CommitOutcome, CommitStatus, Observation
 from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
 from ..kit.crash_points import Step, crash_point
@@ -25,16 +26,12 @@ if TYPE_CHECKING:
     from ..contract.sink import TwoPhaseCommitSink
     from ..contract.transaction import Committable
     from ..log import CommitPermit, LogWriter
+    from .loss_table import Failures
 
 _log = logging.getLogger("onceward.commit")
 
-Failures: TypeAlias = "list[tuple[Committable, CommitOutcome]]"
 SLOW: Final = 60.0
 """Seconds after which a warning names a call that has not returned."""
-LOST_STATES: Final = frozenset({Observation.ABORTED, Observation.EXPIRED})
-"""Answers of a look that prove that a transaction was not committed and never will be."""
-VISIBLE_STATES: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
-"""Answers of a look that show rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
 
 
 class Share:

@@ -19,7 +19,6 @@ import msgspec
 from ..contract import validated as answers
 from ..contract.events import about
 from ..contract.names import NOTHING, Remembered
-from ..contract.policy import OnLost
 from ..contract.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from ..errors import (
     DataLossError,
@@ -33,14 +32,15 @@ from ..errors import (
 )
 from ..log import Resolved, Rewind
 from ..log.view import NONE
-from .losses import check_newest, resolve_losses
+from .loss_table import LossAction, LossFacts, rule_of
+from .losses import check_newest, settle_completed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..contract.sink import TwoPhaseCommitSink
     from ..log import Decide, LogView, LogWriter
-    from .share import Failures
+    from .loss_table import Failures
 
 _log = logging.getLogger("onceward.commit")
 
@@ -143,7 +143,7 @@ def _check_kept(
     again = [c for c, at in observations if at in _UNFINISHED]
     failures += _committed_again(sink, again, starting=starting)
     if failures:
-        resolve_losses(done, failures, writer)
+        settle_completed(done, failures, writer)
         if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
             _go_on_without(writer, sink, TAKEN_BACK)
     # An epoch that was prepared before that may be lost with the next failover: prepare it again.
@@ -222,7 +222,8 @@ def _go_on_without(writer: LogWriter, sink: TwoPhaseCommitSink[Any], why: str) -
     """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
     check_newest(writer)
     view, policy = writer.view, writer.policy
-    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
+    loss = LossFacts(policy.on_lost, waits=False, skippable=CommitStatus.LOST in policy.skips)
+    if rule_of(loss).action is not LossAction.SKIP:
         raise DataLossError(
             f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
             "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
