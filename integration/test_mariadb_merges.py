@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-
-    from onceward.connectors.database.sink import SqlAlchemySink
+    from onceward.connectors.merged.sink import SqlAlchemySink
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
 
@@ -31,7 +30,7 @@ def mariadb_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def database(mariadb_url: str) -> Iterator[MariaDatabase]:
+def merged(mariadb_url: str) -> Iterator[MariaDatabase]:
     with maria_database(mariadb_url) as made:
         made.run("CREATE TABLE words (id bigint PRIMARY KEY, word varchar(20))")
         made.run("CREATE TABLE audit (n bigint AUTO_INCREMENT PRIMARY KEY, id bigint NOT NULL)")
@@ -68,46 +67,46 @@ FAILING = {
 
 @pytest.mark.parametrize("why", FAILING)
 def test_a_trigger_that_fails_for_every_row_is_found_before_the_decision(
-    database: MariaDatabase, how: str, why: str
+    merged: MariaDatabase, how: str, why: str
 ) -> None:
     made, cause = FAILING[why]
-    database.run("CREATE OR REPLACE USER few@localhost")
-    database.run("GRANT TRIGGER ON words TO few@localhost")
-    database.run(f"CREATE {GONE} VIEW shown AS SELECT id FROM audit")
-    database.run(f"CREATE {GONE} PROCEDURE noted(id bigint) INSERT INTO audit (id) VALUES (id)")
-    sink = database.sink(how)
+    merged.run("CREATE OR REPLACE USER few@localhost")
+    merged.run("GRANT TRIGGER ON words TO few@localhost")
+    merged.run(f"CREATE {GONE} VIEW shown AS SELECT id FROM audit")
+    merged.run(f"CREATE {GONE} PROCEDURE noted(id bigint) INSERT INTO audit (id) VALUES (id)")
+    sink = merged.sink(how)
     commit(sink, words(1), 1)
-    database.run(made)  # while the pipeline runs
+    merged.run(made)  # while the pipeline runs
     with pytest.raises(SqlError, match=cause):
         write(sink, context(2), words(4))
     sink.validate(SCHEMA)
     with pytest.raises(SqlError, match=cause):
         write(sink, context(2), words(4))
-    assert database.run("SELECT count(*) FROM onceward_staged") == [(0,)]
-    database.run("DROP TRIGGER t")
+    assert merged.run("SELECT count(*) FROM onceward_staged") == [(0,)]
+    merged.run("DROP TRIGGER t")
     commit(sink, words(4), 3)
-    assert database.rows() == expected(1, 6)
+    assert merged.rows() == expected(1, 6)
 
 
 def test_a_definer_who_is_dropped_while_the_pipeline_runs_is_found_before_the_decision(
-    database: MariaDatabase, how: str
+    merged: MariaDatabase, how: str
 ) -> None:
-    database.run("CREATE OR REPLACE USER leaving@localhost")
-    database.run(f"GRANT ALL ON {database.name}.* TO leaving@localhost")
-    database.run(trigger(AUDITED, definer="DEFINER=leaving@localhost"))
-    sink = database.sink(how)
+    merged.run("CREATE OR REPLACE USER leaving@localhost")
+    merged.run(f"GRANT ALL ON {merged.name}.* TO leaving@localhost")
+    merged.run(trigger(AUDITED, definer="DEFINER=leaving@localhost"))
+    sink = merged.sink(how)
     commit(sink, words(1), 1)
-    database.run("DROP USER leaving@localhost")
+    merged.run("DROP USER leaving@localhost")
     with pytest.raises(SqlError, match=r"leaving.*code 1449"):
         write(sink, context(2), words(4))
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_an_upsert_is_tried_as_an_insert_and_as_an_update(database: MariaDatabase, is_there: bool) -> None:
-    sink = database.sink("upsert")
+def test_an_upsert_is_tried_as_an_insert_and_as_an_update(merged: MariaDatabase, is_there: bool) -> None:
+    sink = merged.sink("upsert")
     if is_there:
         commit(sink, words(1), 1)
-    database.run(trigger(AUDITED, "AFTER UPDATE", GONE))
+    merged.run(trigger(AUDITED, "AFTER UPDATE", GONE))
     with pytest.raises(SqlError, match=r"gone.*code 1449"):
         write(sink, context(2), words(1))
 
@@ -121,24 +120,24 @@ def test_an_upsert_is_tried_as_an_insert_and_as_an_update(database: MariaDatabas
     ],
 )
 def test_a_trigger_that_may_refuse_one_row_only_refuses_no_epoch_early(
-    database: MariaDatabase, how: str, body: str
+    merged: MariaDatabase, how: str, body: str
 ) -> None:
-    database.run("INSERT INTO audit (id) VALUES (1), (2)")
-    database.run(trigger(body))
-    sink = database.sink(how)
+    merged.run("INSERT INTO audit (id) VALUES (1), (2)")
+    merged.run(trigger(body))
+    sink = merged.sink(how)
     sink.validate(SCHEMA)
     staged = write(sink, context(1), words(1))
-    database.run("DROP TRIGGER t")
+    merged.run("DROP TRIGGER t")
     assert sink.commit(staged).status is CommitStatus.COMMITTED
 
 
-def test_the_trial_of_triggers_leaves_nothing_and_waits_for_nobody(database: MariaDatabase, how: str) -> None:
-    database.run(trigger("BEGIN INSERT INTO audit (id) VALUES (new.id); UPDATE counted SET n = n + 1; END"))
-    database.run("CREATE TABLE counted (n int)")
-    database.run("INSERT INTO counted VALUES (0)")
-    sink = database.sink(how, lock_timeout=20)
+def test_the_trial_of_triggers_leaves_nothing_and_waits_for_nobody(merged: MariaDatabase, how: str) -> None:
+    merged.run(trigger("BEGIN INSERT INTO audit (id) VALUES (new.id); UPDATE counted SET n = n + 1; END"))
+    merged.run("CREATE TABLE counted (n int)")
+    merged.run("INSERT INTO counted VALUES (0)")
+    sink = merged.sink(how, lock_timeout=20)
     sink.validate(SCHEMA)
-    other = database.another()
+    other = merged.another()
     with other.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute("UPDATE counted SET n = n + 10")
@@ -147,35 +146,35 @@ def test_the_trial_of_triggers_leaves_nothing_and_waits_for_nobody(database: Mar
         assert time.monotonic() - begun < 10
         cursor.execute("COMMIT")
     other.close()
-    assert database.run("SELECT count(*) FROM audit") == [(0,)]
+    assert merged.run("SELECT count(*) FROM audit") == [(0,)]
     assert sink.commit(staged).status is CommitStatus.COMMITTED
-    assert sorted(database.run("SELECT id FROM audit")) == [(1,), (2,), (3,)]
-    assert database.run("SELECT n FROM counted") == [(13,)]
-    assert database.run("SELECT @@global.lock_wait_timeout > 0") == [(1,)]
+    assert sorted(merged.run("SELECT id FROM audit")) == [(1,), (2,), (3,)]
+    assert merged.run("SELECT n FROM counted") == [(13,)]
+    assert merged.run("SELECT @@global.lock_wait_timeout > 0") == [(1,)]
 
 
 @pytest.mark.parametrize(("kind", "most"), [("tinyint", 127), ("tinyint unsigned", 255), ("mediumint", 8_388_607)])
-def test_numbers_that_would_end_are_found_before_the_decision(database: MariaDatabase, kind: str, most: int) -> None:
-    database.run(f"CREATE OR REPLACE TABLE words (word varchar(20), n {kind} AUTO_INCREMENT PRIMARY KEY)")
-    database.run(f"INSERT INTO words VALUES ('', {most - 5})")
-    sink, batch = database.sink("staging"), words(1).select(["word"])
+def test_numbers_that_would_end_are_found_before_the_decision(merged: MariaDatabase, kind: str, most: int) -> None:
+    merged.run(f"CREATE OR REPLACE TABLE words (word varchar(20), n {kind} AUTO_INCREMENT PRIMARY KEY)")
+    merged.run(f"INSERT INTO words VALUES ('', {most - 5})")
+    sink, batch = merged.sink("staging"), words(1).select(["word"])
     commit(sink, batch, 1)
     with pytest.raises(ConfigurationError, match="'n' ends before it has numbered 3 rows: give it a larger type"):
         write(sink, context(2), batch)
-    database.run("ALTER TABLE words MODIFY n bigint AUTO_INCREMENT")
+    merged.run("ALTER TABLE words MODIFY n bigint AUTO_INCREMENT")
     commit(sink, batch, 3)
-    assert [row[1] for row in database.run("SELECT * FROM words ORDER BY n")] == [*range(most - 5, most + 2)]
+    assert [row[1] for row in merged.run("SELECT * FROM words ORDER BY n")] == [*range(most - 5, most + 2)]
 
 
 @pytest.mark.parametrize("default", ["(concat('a:', 7))", "(NEXT VALUE FOR numbers)", "'it''s'"])
-def test_a_column_with_a_default_may_be_left_out(database: MariaDatabase, how: str, default: str) -> None:
-    database.run("CREATE SEQUENCE numbers")
-    database.run(f"ALTER TABLE words ADD other varchar(20) NOT NULL DEFAULT {default}")
-    commit(database.sink(how), words(1), 1)
-    assert all(row[2] for row in database.rows())
+def test_a_column_with_a_default_may_be_left_out(merged: MariaDatabase, how: str, default: str) -> None:
+    merged.run("CREATE SEQUENCE numbers")
+    merged.run(f"ALTER TABLE words ADD other varchar(20) NOT NULL DEFAULT {default}")
+    commit(merged.sink(how), words(1), 1)
+    assert all(row[2] for row in merged.rows())
 
 
-def test_a_type_that_takes_no_data_is_named(database: MariaDatabase, how: str) -> None:
-    database.run("ALTER TABLE words MODIFY word inet6")
+def test_a_type_that_takes_no_data_is_named(merged: MariaDatabase, how: str) -> None:
+    merged.run("ALTER TABLE words MODIFY word inet6")
     with pytest.raises(SchemaError, match=r"string does not fit into INET6: .*, for example to VARCHAR"):
-        database.sink(how).validate(SCHEMA)
+        merged.sink(how).validate(SCHEMA)

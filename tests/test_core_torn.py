@@ -361,8 +361,8 @@ class TestHealing:
         case = Case(subtasks=2)
         named = case.decided()
         visible, unknown = case.of(case.kafka, named)
-        case.kafka.truth |= {visible: COMMITTED, unknown: seen}
-        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        case.kafka.target.states |= {visible: COMMITTED, unknown: seen}
+        case.table.target.states[case.of(case.table, named)[0]] = ABORTED
         with pytest.raises(DataLossError, match="cannot be proven that what is missing was not committed"):
             case.opened()
 

@@ -166,7 +166,7 @@ def test_there_is_no_import_cycle() -> None:
 
 
 LEFT = {
-    "cli/demo/driver.py": "connectors.database.sink connectors.kafka.sink connectors.spark",
+    "cli/demo/demo_driver.py": "connectors.database.sink connectors.kafka.sink connectors.spark",
     "cli/dev.py": "connectors.kafka.admin connectors.kafka.settings",
     "cli/doctor.py": "connectors.spark.write.executors",
     "cli/explain.py": "connectors.spark.query_description",

@@ -22,12 +22,14 @@ from onceward.core.log import Resolved, read
 
 from .core_fakes import acknowledgement, policy
 from .golden_kit import compare
-from .losses_kit import ABOUT, Case, Target, committable
+from .losses_kit import ABOUT, Case, committable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from onceward.core.contract.transaction import Committable
+
+    from .sink_kit import TargetSink
 
 GOLDEN = Path(__file__).with_name("loss_table.txt")
 LETTERS = {
@@ -116,7 +118,7 @@ class Epoch:
         if not self.setting.hashed:
             self.named = [msgspec.structs.replace(c, handed=msgspec.UNSET) for c in self.named]
         for c in self.named:
-            getattr(self.case, c.sink).truth[c.transaction] = LETTERS[self.states[c.sink][c.subtask]]
+            getattr(self.case, c.sink).target.states[c.transaction] = LETTERS[self.states[c.sink][c.subtask]]
 
     def finish(self) -> Coordinator:
         """Decide the epoch, and finish it in the same run or in the next."""
@@ -163,10 +165,10 @@ def result(setting: Setting, kafka: str, table: str) -> str:
     return f"{outcome} {_shown(epoch.case.kafka, epoch.named, lost)}/{_shown(epoch.case.table, epoch.named, lost)}"
 
 
-def _shown(target: Target, named: Sequence[Committable], lost: Sequence[str]) -> str:
+def _shown(sink: TargetSink, named: Sequence[Committable], lost: Sequence[str]) -> str:
     letters = ""
-    for c in (c for c in named if c.sink == target.name):
-        letter = LETTER_OF[target.truth[c.transaction]]
+    for c in (c for c in named if c.sink == sink.name):
+        letter = LETTER_OF[sink.target.state_of(c.transaction)]
         letters += letter.upper() if c.transaction in lost else letter
     return letters
 

@@ -208,7 +208,7 @@ def _run_pipeline(story: Story, services: DevServices, kills: list[Kill]) -> Non
     log = story.addresses.folder / "driver.log"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **story.addresses.environment()}
     supervisor = DriverSupervisor(
-        DriverStart([sys.executable, "-m", "onceward.cli.demo.driver"], environment, Path.cwd(), log)
+        DriverStart([sys.executable, "-m", "onceward.cli.demo.demo_driver"], environment, Path.cwd(), log)
     )
     servers = dict(zip((KAFKA, POSTGRES), services.each, strict=True))
     dice = Random(len(kills))  # noqa: S311 - how long a server stays down

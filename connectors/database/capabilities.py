@@ -36,12 +36,12 @@ class Capabilities:
     finding: str = "database"
     """The name of the finding whether it answers."""
     is_file: bool = False
-    """Whether the database is a file, which the driver creates if it is missing, and not a server."""
+    """True if the database is a file, which the driver creates if it is missing, and not a server."""
     default_schema: str | None = None
     """The schema of tables that are named without one, if a database contains schemas. Onceward's own tables have a
     schema of their own there; elsewhere their names begin with `onceward_`."""
     schema_is_database: bool = False
-    """Whether a table's schema is what others call its database."""
+    """True if a table's schema is what others call its database."""
     longest_name: int = sys.maxsize
     """Bytes that are kept of a name; longer ones are cut silently."""
     refusal: type[SqlError] = SqlError
@@ -49,15 +49,15 @@ class Capabilities:
     lock_timeout_code: str | int | None = None
     """Code of the error that ends a wait for a lock, as failures.code returns it; None if no transaction stays open."""
     asks_with_lock: bool = False
-    """Whether a query of the ledger must wait for transactions that are just ending."""
+    """True if a query of the ledger must wait for transactions that are just ending."""
     tells_names: bool = True
-    """Whether a prepared transaction's identifier contains the names of its pipeline and sink."""
+    """True if a prepared transaction's identifier contains the names of its pipeline and sink."""
     locks_rows: bool = True
-    """Whether transactions that write into one table wait for each other row by row, and so may deadlock."""
+    """True if transactions that write into one table wait for each other row by row, and so may deadlock."""
     trial_needs: str = ""
     """Rights that a trial of rows needs beyond those for writing; empty if there are none."""
     times_are_texts: bool = False
-    """Whether dates and times are stored as texts, of which several may tell the same time."""
+    """True if dates and times are stored as texts, of which several may tell the same time."""
 
 
 @cache

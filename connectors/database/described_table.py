@@ -20,20 +20,20 @@ class Column:
     declared: str
     """The type as SQL spells it, for example `numeric(10,2)`."""
     not_null: bool = False
-    """Whether a null is refused: by the table, or because SQLite would replace it by a number. It is not if a trigger
+    """True if a null is refused: by the table, or because SQLite would replace it by a number. It is not if a trigger
     of PostgreSQL may replace it, or AUTO_INCREMENT does, the usual way to have rows numbered on MariaDB."""
     has_default: bool = False
-    """Whether a default, an identity or a generation expression fills it if it is not written."""
+    """True if a default, an identity or a generation expression fills it if it is not written."""
     unwritable: str = ""
     """Why it cannot be written; empty if it can."""
     collation: str = ""
     """The collation as SQL spells it, if it is not the type's own."""
     only_inserted: bool = False
-    """Whether an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
+    """True if an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
     collation_oid: int = 0
     """PostgreSQL's identity of the collation."""
     is_numbered: bool = False
-    """Whether AUTO_INCREMENT numbers it."""
+    """True if AUTO_INCREMENT numbers it."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -57,7 +57,7 @@ class DescribedTable:
     """Names of the tables to which its foreign keys refer, without their schemas."""
 
     has_triggers: bool = False
-    """Whether it has triggers that a statement's plan does not go through."""
+    """True if it has triggers that a statement's plan does not go through."""
 
     @property
     def full_name(self) -> str:

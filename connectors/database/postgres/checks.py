@@ -48,7 +48,7 @@ _OLD_SECONDS: Final = 3600
 _FEW: Final = 16
 
 
-def check_server(connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterator[Finding]:
+def check_postgres_server(connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterator[Finding]:
     """Check that the server is writable and durable, and has room; check rights and old transactions."""
     version = connection.dialect.server_version_info or ("?",)
     yield ok("postgresql server", f"version {version[0]}")

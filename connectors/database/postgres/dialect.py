@@ -19,7 +19,7 @@ from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPh
 from ..failures import code, words
 from ..target import TableName, own_name
 from .catalog import TRIGGERS, read_references, read_table
-from .checks import check_server
+from .checks import check_postgres_server
 from .connection import (
     CONFIRM,
     DURABLE,
@@ -218,7 +218,7 @@ class PostgreSql(Dialect):
         return ServerFacts(unusable, most, why, () if synced else unsafe)
 
     def check_server(self, connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterable[Finding]:
-        return check_server(connection, facts, schema)
+        return check_postgres_server(connection, facts, schema)
 
     def behind(self, connection: sa.Connection) -> str:
         standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))

@@ -1,7 +1,7 @@
 """The demo's driver process: the exactly-once query, and beside it the contrast, written Spark's own way.
 
-Run as `python -m onceward.cli.demo.driver`, with the variables of the kit's drivers. Both queries end when they have
-read all there is.
+Run as `python -m onceward.cli.demo.demo_driver`, with the variables of the kit's drivers. Both queries end when they
+have read all there is.
 """
 
 from __future__ import annotations
