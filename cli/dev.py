@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -130,6 +131,13 @@ def env(*, home: Home = None) -> None:
         typer.echo(f"export KAFKA_BOOTSTRAP_SERVERS={shlex.quote(services.bootstrap_servers)}")
     if services.postgres is not None and services.postgres.running:
         typer.echo(f"export DATABASE_URL={shlex.quote(services.dsn)}")
+
+
+def missing_packages() -> list[str]:
+    """Return the packages that local services need, and that are not installed."""
+    from onceward.testing.machine import SERVICE_PACKAGES  # noqa: PLC0415 - so that other commands work without the kit
+
+    return [name for name in SERVICE_PACKAGES if find_spec(name) is None]
 
 
 def _services(

@@ -11,7 +11,6 @@ import platform
 import tempfile
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -39,9 +38,9 @@ from onceward.core.operations.history import given_up
 from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import LEAST_BYTES
 from onceward.core.operations.survey import survey
-from onceward.testing.machine import SERVICE_PACKAGES
 
 from .command_advice import advice
+from .dev import missing_packages
 from .shared_options import targets_of
 from .verify.places import check_place
 
@@ -169,7 +168,7 @@ def verdict(found: Sequence[Finding]) -> str:
     broken = [finding.check for finding in found if finding.health is Health.FAILED]
     if broken:
         return f"Not ready: {', '.join(dict.fromkeys(broken))}"
-    missing = [name for name in SERVICE_PACKAGES if find_spec(name) is None]
+    missing = missing_packages()
     services = "" if missing else " and for local services (onceward dev up)"
     extra = " Local services need: pip install 'onceward[demo]'." if missing else ""
     doubts = sum(finding.health is Health.WARNING for finding in found)
