@@ -32,13 +32,14 @@ def test_the_page_shows_each_incident_as_it_is_played() -> None:
     assert all(re.match(each.says, each.shown) for each in incidents.INCIDENTS if each.shown != "the same")
 
 
-@pytest.mark.nightly
+FIRST, *OTHERS = incidents.INCIDENTS
+EACH = [pytest.param(FIRST), *(pytest.param(each, marks=pytest.mark.nightly) for each in OTHERS)]
+
+
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "incident", incidents.INCIDENTS, ids=lambda each: each.title.replace("`", "").replace(" ", "-")
-)
+@pytest.mark.parametrize("incident", EACH, ids=lambda each: each.title.replace("`", "").replace(" ", "-"))
 def test_status_names_it_at_once_and_what_it_advises_ends_it(
     scene: incidents.Scene, incident: incidents.Incident
 ) -> None:
