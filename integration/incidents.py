@@ -146,7 +146,8 @@ class Scene:
 
     def messages(self) -> list[int]:
         """Return the numbers in the topic, as its readers see them."""
-        return sorted(int(value) for value in read_all(self.kafka.bootstrap_servers, self.settings["TOPIC_OUT"]))
+        seen = read_all(self.kafka.bootstrap_servers, self.settings["TOPIC_OUT"])
+        return sorted(int(message.value()) for message in seen)
 
     def says(self, *words: str) -> tuple[str, int, float]:
         """Ask `onceward status`. Returns its output, its exit code, and after how many seconds it was there."""
@@ -250,7 +251,7 @@ def _broker_freezes(scene: Scene) -> None:
 def _broker_answers(scene: Scene) -> None:
     scene.kafka.resume()
     scene.feed()
-    scene.settled()
+    _starts(scene)
 
 
 def _database_is_down_after_the_decision(scene: Scene) -> None:
@@ -423,10 +424,10 @@ INCIDENTS: Final = (
     ),
     Incident(
         "The broker hangs",
-        r"silent; source KafkaSource \(topic .+ at .+\) has not answered for .+",
-        "silent; source KafkaSource (topic orders at broker:9092) has not answered for 1:02 min",
+        r"failed; the last run failed: .*no broker answers at .+",
+        "failed; the last run failed: cannot look up orders: no broker answers at broker:9092 …",
         1,
-        "the broker goes on, and so does the pipeline",
+        "the broker goes on, and a start",
         _broker_freezes,
         _broker_answers,
         150.0,
@@ -500,8 +501,8 @@ INCIDENTS: Final = (
     ),
     Incident(
         "An entry of the decision log is damaged",
-        r"unreadable; .*damaged",
-        "unreadable; entry 7 is damaged …",
+        r"unreadable; entry \d+ of the decision log is damaged",
+        "unreadable; entry 7 of the decision log is damaged …",
         1,
         "the copied `onceward doctor` names the entry; it is restored from a copy, and a start",
         _entry_is_damaged,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from onceward.testing.services import KafkaServer, PostgresServer
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 20.0
+"""An idle machine takes two. This is for one that runs other tests beside this one."""
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_status_names_it_at_once_and_what_it_advises_ends_it(
     deadline = time.monotonic() + incident.patience
     while True:
         said, code, took = scene.says()
-        if re.match(f"{re.escape(scene.name)}: {incident.says}", said):
+        if re.match(f"({re.escape(scene.name)}|{re.escape(str(scene.store))}): {incident.says}", said):
             break
         assert time.monotonic() < deadline, said
         time.sleep(1)
