@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.cli.run import Supervisor
-from onceward.connectors.spark.session.options import noting_failed_start
 from onceward.core import RestartStrategy
 from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import FencedError, RetryableSinkError
@@ -24,6 +23,7 @@ from onceward.core.log.notes import note_life
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, register_log, registered_logs
 from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
+from onceward.core.run.pipeline_log import noting_failed_start
 
 from .formats_kit import Query as FormatQuery
 from .sink_kit import TargetSink

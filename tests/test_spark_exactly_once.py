@@ -12,7 +12,6 @@ import pytest
 from pyspark.errors import SparkRuntimeException
 
 from onceward.connectors.spark.session.classic import ClassicSession
-from onceward.connectors.spark.session.options import checked_log
 from onceward.connectors.spark.session.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.connectors.spark.write.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.write.parallelism import TOO_LARGE
@@ -24,6 +23,7 @@ from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.run.handover import Successor, run_steps
+from onceward.core.run.pipeline_log import checked_log
 
 from .core_fakes import policy
 from .sink_kit import TargetSink

@@ -33,10 +33,10 @@ from onceward import (
 from onceward.connectors.kafka.admin import make_client
 from onceward.connectors.kafka.positions import AtTime, Partition, parse_bound
 from onceward.connectors.spark.read.kafka_offsets import checked_source
-from onceward.connectors.spark.session.options import open_pipeline_log
 from onceward.connectors.spark.session.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 from onceward.core.log import DirectoryStore
+from onceward.core.run.pipeline_log import open_pipeline_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

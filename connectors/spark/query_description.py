@@ -12,13 +12,13 @@ from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log.store import local_folder
 from onceward.core.operations.description import Described, part_finding, sink_findings, store_url
+from onceward.core.run.pipeline_log import check_store_outlives_driver, local_path
 
 from .formats.formats import formats
 from .read.any_source import registered_source
 from .read.kafka_offsets import stream_source
 from .session.kinds import plan_of
-from .session.options import FormatOptions, check_complete_mode, check_store_outlives_driver
-from .session.query import local_path
+from .session.options import FormatOptions, check_complete_mode
 from .session.query_plan import Cause, read_plan, unstable, unstable_for, unstable_output
 
 if TYPE_CHECKING:

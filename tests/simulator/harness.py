@@ -18,7 +18,7 @@ from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordina
 from onceward.core.contract import transaction
 from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import reader
-from onceward.core.run import pipeline_run
+from onceward.core.run import pipeline_log, pipeline_run
 from onceward.core.run.keeper import Keeper
 
 from .audit import kind_of, read_entry, target_of
@@ -97,7 +97,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writers, "newest_batch", lambda root: max(world.folders[root].offsets)))
-        stack.enter_context(patch.object(options, "open_store", _folders_store(world)))
+        stack.enter_context(patch.object(pipeline_log, "open_store", _folders_store(world)))
         stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))
         yield
 

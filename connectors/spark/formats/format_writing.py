@@ -11,11 +11,12 @@ from onceward.core.contract.sink import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.driver_settings import Driver, option_of, refusal
 from onceward.core.kit.text_options import comparable_option, option_names
+from onceward.core.run.pipeline_log import noting_failed_start
 
 from ..read.kafka_offsets import is_ours, publisher_from_options
 from ..read.schemas import arrow_schema
-from ..session.options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
-from ..session.query import ASYNC, refusal_of
+from ..session.options import COMMON, FormatOptions, check_complete_mode
+from ..session.query import ASYNC, reason, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,7 @@ def _noting(format_: Writable) -> AbstractContextManager[None]:
         options = FormatOptions.parse(format_.options)
     except OncewardError:
         return nullcontext()
-    return noting_failed_start(options.settings["store"], options.checkpoint, options.settings["pipeline"])
+    return noting_failed_start(options.settings["store"], options.checkpoint, options.settings["pipeline"], reason)
 
 
 def _refuse_options(format_: Writable, driver: str) -> None:
@@ -116,11 +117,11 @@ def _refuse_options(format_: Writable, driver: str) -> None:
     reasons = {comparable_option(option_of(name)): refusal(driver, name) for name in Driver.known}
     wrong: dict[str, list[str]] = {}
     for option in sorted(format_.options):
-        reason = reasons.get(comparable_option(option))
-        if reason and (comparable_option(option) in COMMON or not _has(format_, option)):
-            wrong.setdefault(reason, []).append(option)
-    for reason, options in wrong.items():
-        raise ConfigurationError(f"a {driver} takes no option {' or '.join(options)}, which {reason}")
+        why = reasons.get(comparable_option(option))
+        if why and (comparable_option(option) in COMMON or not _has(format_, option)):
+            wrong.setdefault(why, []).append(option)
+    for why, options in wrong.items():
+        raise ConfigurationError(f"a {driver} takes no option {' or '.join(options)}, which {why}")
 
 
 def _own_options(format_: Writable) -> dict[str, str]:

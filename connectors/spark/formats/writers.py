@@ -34,19 +34,13 @@ from onceward.core.contract.names import PIPELINE_LENGTH
 from onceward.core.contract.transaction import Acknowledgement, Committable, WriteContext
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.kit.json_logs import show_if_asked
-from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, read
 from onceward.core.log.note_kinds import EpochNote, ErrorNote, FailureNote, StartNote
 from onceward.core.log.notes import notes_beside
+from onceward.core.run.pipeline_log import check_store_outlives_driver, existing_log, local_store, open_pipeline_log
 from onceward.core.run.pipeline_run import PipelineRun
 
-from ..session.options import (
-    FormatOptions,
-    check_not_moved,
-    check_store_outlives_driver,
-    existing_log,
-    local_store,
-    open_pipeline_log,
-)
+from ..session.options import FormatOptions, check_not_moved
 from ..session.processes import observe_if_asked
 from ..session.query import epoch_input, newest_batch, read_text, reason
 from ..write.spark_task import place, write_partition
@@ -495,7 +489,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
         elif "://" not in store:
             store = f"{store.rstrip('/')}/{pipeline}"
-        return open_store(store, pipeline=pipeline, existing=existing)
+        return open_pipeline_log(store, "", pipeline, existing=existing)
 
     def _delete_unused_log(self) -> None:
         if self.temporary:

@@ -39,10 +39,10 @@ from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 import onceward
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.text_options import check_type, comparable_option
+from onceward.core.run.pipeline_log import checked_log, local_path, noting_failed_start
 
-from .options import checked_log, noting_failed_start
 from .processes import observe_if_asked
-from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
+from .query import ASYNC, REAL_TIME, read_text, reason, refusal_of, remembering_last
 from .query_plan import CHEAP, StreamingSource, named_stateful
 from .spark_session import QueryRun, StartableQuery, is_run
 from .starting import check_start_arguments, warn_of_order
@@ -236,7 +236,7 @@ def received(query: bytes) -> Callable[[Any, int], None]:
     store, pipeline = described.settings["store"], described.settings["pipeline"]
     view = checked_log(store, started.checkpoint, pipeline, session.master)
     handler = described.handler(session, started.schemas)
-    with noting_failed_start(store, started.checkpoint if view is not None else None, pipeline):
+    with noting_failed_start(store, started.checkpoint if view is not None else None, pipeline, reason):
         handler.prepare(view)
     return InOrder(handler)
 

@@ -21,7 +21,6 @@ import os
 import re
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -30,6 +29,7 @@ from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, StateError, named_text_of, text_of
 from onceward.core.kit.text_options import check_type
 from onceward.core.log import EpochInput
+from onceward.core.run.pipeline_log import local_path
 
 from ..read.kafka_offsets import NOTHING, with_lag
 from .spark_session import QueryRun, QuerySession
@@ -297,13 +297,6 @@ def checked_folder(spark: SparkSession, url: str | Path) -> str:
         reason = error.java_exception.getMessage()
         raise ConfigurationError(f"checkpoint {url} cannot be written: {reason}; give another folder") from None
     return resolved
-
-
-def local_path(url: str) -> str | None:
-    """Return the path of a URL without host (Hadoop writes file:/x, file:///x or /x); None for another system's."""
-    if url.startswith("file:"):
-        return "/" + url.removeprefix("file:").lstrip("/")
-    return None if urlsplit(url).scheme else url
 
 
 def read_text(url: str) -> str | None:

@@ -41,15 +41,7 @@ from onceward.core.log import read
 from onceward.core.log.store import EXPLAINING
 from onceward.core.run.handover import LOOK_SECONDS, check_take_over
 from onceward.core.run.keeper import Keeper, StoppedError
-from onceward.core.run.pipeline_run import PipelineRun
-from onceward.core.run.source_watch import LOOK_SECONDS as SOURCES_SECONDS
-from onceward.sinks import DirectSink, TwoPhaseCommitSink
-
-from ..read.kafka_offsets import watched_sources, with_publication
-from ..session.kinds import connect_of, plan_of, session_of
-from ..session.options import (
-    check_complete_mode,
-    check_not_moved,
+from onceward.core.run.pipeline_log import (
     check_store_outlives_driver,
     checked_log,
     existing_log,
@@ -57,6 +49,13 @@ from ..session.options import (
     noting_failed_start,
     open_pipeline_log,
 )
+from onceward.core.run.pipeline_run import PipelineRun
+from onceward.core.run.source_watch import LOOK_SECONDS as SOURCES_SECONDS
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
+
+from ..read.kafka_offsets import watched_sources, with_publication
+from ..session.kinds import connect_of, plan_of, session_of
+from ..session.options import check_complete_mode, check_not_moved
 from ..session.query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from ..session.query_plan import handlers
 from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
@@ -174,7 +173,7 @@ def exactly_once(df: DataFrame, *sinks: AnySink | Output, **settings: Unpack[Exa
 
         def prepare() -> None:
             view = look()
-            with noting_failed_start(store, resolved, pipeline):
+            with noting_failed_start(store, resolved, pipeline, reason):
                 handler.prepare(view)
             handler.take_over(spark, resolved, settings["take_over"], writer)
 
