@@ -21,7 +21,8 @@ import signal, sys, time
 from onceward import FileBackend, MemoryBackend, Pipeline, open_store
 from onceward.core import CheckpointConfig
 from onceward.sources import SequenceSource
-from tests.engine_kit import RunningSum, Target, TargetSink, numbers
+from tests.engine_kit import RunningSum, numbers
+from tests.sink_kit import Target, TargetSink
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process would ignore it
 
