@@ -295,6 +295,7 @@ class Gate:
                 self._cancel(checkpoint)
             case End():
                 self._ended.add(number)
+                # An ended channel brings no more barriers, so its end may be what a checkpoint has waited for.
                 for checkpoint in sorted(self._alignments):
                     self._check(checkpoint)
                 if len(self._ended) == len(self.channels):
