@@ -129,6 +129,7 @@ class Channel:
             self._refused = True
             if self._is_full(size, rows):  # else the reader has just made room, and may not have seen `_refused`
                 return False
+        # Counted before it is appended: the reader may take it at once, and would count out what was not counted in.
         self._bytes_in += size
         self._rows_in += rows
         self._elements.append(element)
@@ -150,6 +151,7 @@ class Channel:
         size, rows = _size_of(element)
         self._bytes_out += size
         self._rows_out += rows
+        # Looked at after room was made: `offer` sets it, then looks for room again, so one of the two sees the other.
         if self._refused:
             self._refused = False
             self.wake_writer()
@@ -293,6 +295,7 @@ class Gate:
                 self._cancel(checkpoint)
             case End():
                 self._ended.add(number)
+                # An ended channel brings no more barriers, so its end may be what a checkpoint has waited for.
                 for checkpoint in sorted(self._alignments):
                     self._check(checkpoint)
                 if len(self._ended) == len(self.channels):

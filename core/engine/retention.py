@@ -140,6 +140,7 @@ class Retained:
         """Drop checkpoints, and a claimed one that is not needed any more; files that cannot be deleted stay."""
         try:
             self._drop(folders, under_way)
+            # Forgotten before it is deleted: a folder that cannot be deleted is tried only once, and then stays.
             claimed, self._claimed = self._claimed, None
             if claimed is not None:
                 _delete_claimed(claimed)

@@ -79,12 +79,15 @@ class ThreadedAttempt(Attempt):
         except RuntimeError as error:  # the system gives no more threads
             self._handle(Failed(as_own_error("a thread could not be started", error)))
             for task, thread in workers.items():
+                # A thread that never started does not close its task. The others do so themselves, in `_work`.
                 if thread.ident is None:
                     self._close(self.tasks[task])
 
     def request(self, kind: CheckpointKind, target: str | None) -> Future[Any]:
         """Ask for a checkpoint or savepoint; from any thread."""
         answer: Future[Any] = Future()
+        # The event comes before the look at `_closed`: then either the last pass of `_end` handles it, or `_closed` is
+        # seen here. In the other order, a request between the two would never be answered.
         self.tell(Requested(kind, target, answer))
         if self._closed.is_set():  # the event loop has ended
             with suppress(InvalidStateError):  # the request was handled before it ended
@@ -94,6 +97,7 @@ class ThreadedAttempt(Attempt):
     def stop(self) -> None:
         """End the attempt without a last checkpoint. Callable from any thread."""
         self._stopping.set()
+        # The event loop may be waiting for an event, for up to a second. This one wakes it.
         self.tell(Tick())
 
     def tell(self, event: Event) -> None:
@@ -126,6 +130,7 @@ class ThreadedAttempt(Attempt):
             ready.set()
         late = _join(workers)
         self.measure()
+        # The tasks have ended or are left behind: the queue is in order, so what they queued is written out first.
         for _ in writers:
             self._asynchronous.put(None)
         late += _join(writers)
@@ -146,6 +151,7 @@ class ThreadedAttempt(Attempt):
         try:
             self.open(task)
             while not self._stopping.is_set() and not task.done:
+                # Cleared before the step, not after it: a wake that comes during the step must end the wait below.
                 ready.clear()
                 if not task.step():
                     ready.wait(self._longest_wait(task))

@@ -88,6 +88,7 @@ def taking_part(folder: Path, master: str | None) -> Iterator[None]:
     with (folder / _TASKS / uuid.uuid4().hex).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(master or "local")
+        # Flushed now, because a killed task closes no file: `has_ended` takes a run with an empty one for unfinished.
         file.flush()
         yield
 
@@ -196,6 +197,7 @@ def _is_busy(folder: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     with path.open("r") as file:
         try:
+            # Shared, so that two processes that look at the same time do not take each other for a task.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

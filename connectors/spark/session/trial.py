@@ -133,6 +133,7 @@ class _Copy:
                 return False
             self._copy("sources")
         newest = max(batches)
+        # The newest commit is left out even if it is there: with it, Spark would not plan this micro-batch again.
         for name in (f"offsets/{newest}", f"offsets/{newest - 1}", f"commits/{newest - 1}"):
             self._copy(name)
         for operator in self._names("state"):
