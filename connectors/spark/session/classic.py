@@ -30,6 +30,7 @@ class ClassicSession:
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self._conf = spark.sparkContext.getConf()  # it copies all settings
+        # Kept from when the query ran: Spark lists it only so long, and its error is asked for afterwards.
         self._seen: dict[str, StreamingQuery] = {}
         self._free_slots: Callable[[], int] | None = None
 
@@ -68,6 +69,7 @@ class ClassicSession:
     def stop(self, query: str, run: str) -> None:
         """Stop it, if it is still there."""
         running = self.spark.streams.get(query)
+        # A later run of the same query has the same id, and is not to be stopped.
         if running is not None and is_run(running, query, run):
             running.stop()
 
