@@ -30,7 +30,6 @@ class ClassicSession:
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self._conf = spark.sparkContext.getConf()  # it copies all settings
-        # Kept from when the query ran: Spark lists it only so long, and its error is asked for afterwards.
         self._seen: dict[str, StreamingQuery] = {}
         self._free_slots: Callable[[], int] | None = None
 

@@ -262,7 +262,7 @@ class InOrder:
         try:
             yield
         finally:
-            # Before the question: a SIGTERM after it would find an epoch that nobody is in, and be left to the timer.
+            # Before the question: a SIGTERM between the two lines has to end the process, not leave it to the timer.
             self._busy = False
             if self._ending:
                 raise SystemExit(_TERMINATED)
@@ -291,7 +291,6 @@ class ConnectSession:
         self._checkpoint = checkpoint
         self._complete = complete
         self._slots: int | None = None
-        # Reading through the session costs a job of about 100 ms for each file, so local files are read directly.
         self._read = partial(read_by_session, spark) if local_path(checkpoint) is None else read_text
 
     @property
@@ -308,7 +307,6 @@ class ConnectSession:
 
     def slots(self) -> int | None:
         """Return Spark's default parallelism, which the plan of a range shows."""
-        # Remembered, because only the server can explain a plan, and each epoch asks.
         if self._slots is None:
             match = _SPLITS.search(plan_text(self.spark.range(1), "simple"))
             self._slots = int(match[1]) if match else None

@@ -109,7 +109,6 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
         ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
     """
     query, run, _ = called_for(spark)
-    # Else each epoch would repeat the calls into the JVM below, about a millisecond each.
     if last is not None and (query, run) == (last.query, last.run):
         return last
     stream: Any = spark.streams.get(query)

@@ -373,10 +373,8 @@ def _chosen_rows(node: Any) -> tuple[str, Cause] | None:
     name = node.nodeName()
     if name == "Sample":
         return "sample()", Cause.RANDOM
-    # A limit of sorted rows keeps the same ones in each attempt.
     if name == "GlobalLimit" and "Sort" not in [below.nodeName() for below in _descent(node)]:
         return "limit()", Cause.ORDER
-    # If all columns are keys, it does not matter which of the duplicates stays.
     if name in ("Deduplicate", "DeduplicateWithinWatermark") and node.keys().size() < node.output().size():
         return "dropDuplicates()", Cause.ORDER
     return None

@@ -110,7 +110,6 @@ class ForeachBatch:
         with EpochWriter(self._pipeline, batch, batch_id, whole) as epoch:
             for output in self._outputs:
                 function, name = output.transform, output.sink.name
-                # Called once for several sinks: those that are given the same DataFrame share a job.
                 if id(function) not in frames:
                     frames[id(function)] = (
                         batch
@@ -390,7 +389,6 @@ class _Writes:
         if before is None:
             self.frames[sink], self.schemas[sink] = frame, schema
             return
-        # Sorted, because unionByName finds columns by name, in whatever order they come.
         if sorted(frame.dtypes) != sorted(before.dtypes):
             raise SchemaError(
                 f"it is written more than once in this epoch, and with other columns: {_columns(before)}, and then "

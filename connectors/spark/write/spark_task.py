@@ -210,7 +210,6 @@ def share_batches(sinks: Sequence[Sink]) -> bool:
 
 def _part(column: Any) -> pa.RecordBatch:
     array: pa.StructArray = column
-    # A null struct is a row that is not for this sink: see `project_sinks`.
     if array.null_count:
         array = array.filter(array.is_valid())
     return pa.RecordBatch.from_struct_array(array)
