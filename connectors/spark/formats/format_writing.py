@@ -108,6 +108,7 @@ def _noting(format_: Writable) -> AbstractContextManager[None]:
     try:
         options = FormatOptions.parse(format_.options)
     except OncewardError:
+        # The caller reads the same options and raises what is wrong with them.
         return nullcontext()
     return noting_failed_start(options.settings["store"], options.checkpoint, options.settings["pipeline"], reason)
 

@@ -119,11 +119,13 @@ class _Writer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Start before pickling: Spark pickles the writer in its first driver process, before any executor runs."""
+        # Spark pickles it twice, and the epoch is opened once.
         if self.opened is None:
             try:
                 self.opened = self._open()
             except Exception as error:
                 epoch = None
+                # What fails here again may be the very error that is told, so it is not raised in its place.
                 with contextlib.suppress(OncewardError):
                     epoch = self._offered()[0]
                 with contextlib.suppress(OncewardError):  # its name may be what is missing
@@ -146,6 +148,7 @@ class _Writer:
 
     def _open(self) -> OpenedEpoch:
         run = self._run()
+        # Taken before anything is opened, so that no transaction of the epoch can be older.
         since = run.policy.monotonic()
         epoch, about = self._offered()
         coordinator = run.open(
@@ -387,6 +390,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         try:
             run.resume(self.opened.token, store=self._store(self.name))
             run.give_up()
+            # Once more, because a task that was still running may have prepared after the first time.
             if folder is not None and run_folder.wait_for_tasks(folder):
                 run.give_up()
         except FencedError as error:  # decided, or another run has started, whose sweep may have come too early
@@ -401,6 +405,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Abort this run's prepared transactions, if another START has made its decision impossible."""
         assert self.opened is not None  # noqa: S101 - for type checkers
         next_to_own = self.opened.token.last + 1
+        # Its decision could only stand right after its last entry, so a START there proves that none ever will.
         if any(isinstance(e, Start) and e.position == next_to_own for e in run.writer().look().entries):
             for committable in committables_of(messages):
                 self.sink.abort(committable)
@@ -417,6 +422,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
                 self._sees_folder = True
                 yield
         except FileNotFoundError:
+            # Without its folder the run has ended, because that is deleted when none of its tasks can prepare any more.
             if folder.is_dir():
                 raise
             raise FencedError("this batch write has ended already", pipeline=self.name) from None

@@ -107,6 +107,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             self._source.publish(end)
         except OncewardError as error:
+            # Not raised, because nothing here reads what is published, and a later batch publishes again.
             _log.warning("positions could not be published: %s", error)
 
 
@@ -131,6 +132,7 @@ class BeforeLimits(SourceStreamReader):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         if self._at is None:
+            # Asked only for its check: what was lost can be told now that the batch's start is known.
             self._source.latest(start, None, end)
         self._at = end
         return super().partitions(start, end)
@@ -260,6 +262,7 @@ def register_format(spark: SparkSession, source: ResettableSource) -> str:
         raise ConfigurationError(
             f"{type(source).__name__} cannot be pickled for the executors: {text_of(error)}"
         ) from error
+    # Remembered, because whoever completes an epoch publishes its position through the source itself.
     _registered[name] = source
     return name
 

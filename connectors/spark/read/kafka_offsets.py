@@ -280,6 +280,7 @@ def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableS
         if source.format in (FORMAT, _SPARKS_OWN):
             chosen = {name.lower() for name in SELECTIONS}
             options = {name: text for name, text in source.options.items() if name in chosen or is_setting(name)}
+            # Options that do not suit librdkafka mean only that this source is not watched: it is read elsewhere.
             with suppress(OncewardError, ImportError):
                 source_object = stream_source(options)
         if source_object is not None:

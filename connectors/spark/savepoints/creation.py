@@ -100,11 +100,14 @@ def create_savepoint(
         raise ConfigurationError("only a log in the checkpoint is retired: a log in a store of its own stays there")
     source, into = CheckpointStorage(checkpoint), CheckpointStorage(place)
     log = open_log(store or source.root, pipeline, writing=True)
+    # Before START, which fences a driver: a savepoint that is refused must not stop a query that runs.
     _check_can_create(source, into, log, quiet=quiet)
     _begin(into, log.pipeline)
     writer = LogWriter(log.store, log.pipeline, policy or CommitPolicy())
     ended = bool(log.view.moved)  # by an earlier try
+    # After MOVED no epoch can be decided in this log, so it needs no START.
     view = log.view if ended else writer.start()
+    # Looked up again, because an epoch may have been decided between the check and the START.
     decision, before = _newest_decision(source, log, view), _stamps(source)
     files = [into.write(f"{FILES}/{path}", source.chunks(path, "the checkpoint's file")) for path in sorted(before)]
     entries = [into.write(f"{ENTRIES}/{key}", [data]) for key, data in entries_of(log.store, view)]
@@ -114,6 +117,7 @@ def create_savepoint(
             pipeline=log.pipeline,
         )
     if retire and not ended:
+        # (3) Before the manifest, without which nobody can start the copy.
         writer.move(into.root)
     elif not ended and not writer.still_newest():
         raise FencedError(f"the query was started while {source.root} was copied. {_STOP}", pipeline=log.pipeline)
@@ -127,6 +131,7 @@ def create_savepoint(
         files=tuple(files),
         entries=tuple(entries),
     )
+    # Last, because a folder that has it is taken for a whole savepoint.
     into.write(MANIFEST, [manifest.encode()])
     return manifest
 
@@ -218,6 +223,7 @@ def _check_free(into: CheckpointStorage, pipeline: str) -> None:
 
 def _stamps(source: CheckpointStorage) -> dict[str, Any]:
     """Return the checkpoint's files with what shows a change, without the decision log in it."""
+    # The START of this savepoint itself goes into that log.
     return {path: stamp for path, stamp in source.walk().items() if not path.startswith(f"{IN_CHECKPOINT}/")}
 
 

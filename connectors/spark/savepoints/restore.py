@@ -179,6 +179,7 @@ def restore_savepoint(plan: RestorePlan, *, policy: CommitPolicy | None = None) 
     target = open_store(_log_url(into, plan.store), pipeline=saved.manifest.pipeline)
     place = into.root if plan.store is None else target.describe()
     if plan.departure is not None:
+        # Before the START below, which then fences a driver that began at the old checkpoint just before the mark.
         plan.departure.mark()
     try:
         old = _fence_and_copy(plan, target, place, policy)
@@ -188,6 +189,7 @@ def restore_savepoint(plan: RestorePlan, *, policy: CommitPolicy | None = None) 
         raise
     identity = _put_files(saved, into)
     if old is not None:
+        # After the files: until then, an interrupted restore leaves the query where it was.
         old.move(place)
     if plan.current is not None and plan.back is not None:
         go_back(LogWriter(target, saved.manifest.pipeline, policy), plan.back)
@@ -201,6 +203,7 @@ def _fence_and_copy(plan: RestorePlan, target: LogStore, place: str, policy: Com
     if current is None and back is not None:
         go_back(LogWriter(target, pipeline, policy), back)
     elif current is not None and current.store is None:
+        # Before the entries, so that two restores cannot both continue from the log in this savepoint.
         saved.claim(place)
         put_entries(target, _entries(saved), place)
     elif current is not None and current.store is not None and current.place != place:
@@ -341,6 +344,7 @@ def _put_file(saved: Savepoint, into: CheckpointStorage, ref: FileRef) -> None:
 def _holds(into: CheckpointStorage, ref: FileRef) -> bool:
     """Return whether the file is there, just as it is in the savepoint."""
     try:
+        # Read to its end, because the checksum is compared only there.
         for _ in into.proven(msgspec.structs.replace(ref, path=_path(ref))):
             pass
     except StateDamagedError:

@@ -68,6 +68,7 @@ class ClassicSession:
     def stop(self, query: str, run: str) -> None:
         """Stop it, if it is still there."""
         running = self.spark.streams.get(query)
+        # A later run of the same query has the same id, and is not to be stopped.
         if running is not None and is_run(running, query, run):
             running.stop()
 

@@ -95,6 +95,7 @@ def prepare(writer: DataStreamWriter, settings: StartableQuery, schemas: Mapping
         raise ConfigurationError(
             f"exactly_once works over Spark Connect from pyspark 4.0 on, and pyspark {pyspark.__version__} is installed"
         )
+    # Only tried here, so that what cannot be sent is refused where the query is described, before it is started.
     _pickled(settings)
     writer.start = partial(_start, writer, settings, schemas)  # type: ignore[method-assign]
     return writer
@@ -123,6 +124,7 @@ def _start(
     plan: Any = writer._write_stream._child  # noqa: SLF001 - no public way to ask
     warn_of_order(ConnectPlan(DataFrame(plan, writer._session)), settings, {})  # noqa: SLF001
     query = StartedQuery(settings, schemas, checkpoint, proto.output_mode.lower() == "complete")
+    # Through the class: on this writer, foreachBatch is one that refuses, and start is this very function.
     DataStreamWriter.foreachBatch(writer, _Sent(_pickled(query)))
     return DataStreamWriter.start(writer)
 
@@ -260,6 +262,7 @@ class InOrder:
         try:
             yield
         finally:
+            # Before the question: a SIGTERM between the two lines has to end the process, not leave it to the timer.
             self._busy = False
             if self._ending:
                 raise SystemExit(_TERMINATED)
@@ -268,6 +271,7 @@ class InOrder:
         if not self._busy:
             raise SystemExit(_TERMINATED)
         self._ending = True
+        # It ends the process by os._exit, because SystemExit would end only the timer's own thread.
         last = threading.Timer(STOP_SECONDS, os._exit, [_TERMINATED])
         last.daemon = True
         last.start()
@@ -423,6 +427,7 @@ class ConnectPlan:
         identifier = getattr(batch._plan, "_relation_id", None)  # noqa: SLF001 - no public way to ask
         if identifier is None:
             return None
+        # Not 0, which would mean that the batch is not read: a view's name may hide it.
         return int(self._described().SerializeToString().count(identifier.encode())) or None
 
     def kept_parts(self) -> int:

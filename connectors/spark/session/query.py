@@ -162,6 +162,7 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
     Raises:
         ConfigurationError: The checkpoint has no offsets file for the batch.
     """
+    # Before the newer file: the reader remembers one file only, and this is still the one of the batch before.
     before = read_text(f"{checkpoint}/offsets/{batch - 1}") if batch > 0 else None
     offsets = read_text(f"{checkpoint}/offsets/{batch}")
     if offsets is None:
@@ -370,9 +371,11 @@ class ProgressListener(StreamingQueryListener):
             pipeline, rows = self._epochs.get((query, progress["batchId"]), ("", None))
             if rows is not None:
                 progress["sink"] = {**progress.get("sink", {}), "numOutputRows": sum(rows.values()), "onceward": rows}
+            # A key that is set again keeps its old place, and `_shorten` drops what comes first.
             self._newest.pop(query, None)
             self._newest[query] = progress
             _shorten(self._newest)
+        # Without the lock, for which an observer that calls `last_progress` would wait for ever.
         tell(QueryProgressed(pipeline or progress.get("name") or query, progress))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802

@@ -213,11 +213,13 @@ class ClassicPlan:
         """Count the leaves that are the batch's rows."""
         if not self._is_shown:
             return None
+        # By id, because rows that were planned elsewhere are leaves of the same name.
         rdds = {leaf.rdd().id() for leaf in _leaves(batch) if leaf.nodeName() == _BATCH}
         leaves = list(_leaves(self._df))
         # A common table expression that is read twice may be computed twice.
         expressions = sum(bool(leaf.nodeName() == "CTERelationRef") for leaf in leaves)
         reads = sum(bool(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds) for leaf in leaves)
+        # Table expressions alone must not hide that the batch is not read at all.
         return reads and reads + expressions
 
     def kept_parts(self) -> int:
@@ -409,6 +411,7 @@ def _cause(expression: Any, inner: Sequence[Any], *, pinned: bool) -> Cause | No
     if expression.getClass().getSimpleName() in _PYTHON:
         return Cause.PYTHON if expression.udfDeterministic() else Cause.DECLARED
     name = _name(expression)
+    # By name first, because Spark calls `collect_list` and its like deterministic.
     for names, cause in ((_CLOCKS, Cause.CLOCK), (_PLACES, Cause.PLACE), (_ORDERS, Cause.ORDER)):
         if name in names:
             return None if pinned and name in _PINNED else cause

@@ -59,6 +59,7 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         prepare: Checks the targets, and creates what is missing in them.
         watch: Watches the query that has started.
     """
+    # The class's own method: the writer's is replaced below, and would call itself.
     begin = type(writer).start
 
     def start(*place: Any, **options: Any) -> Any:

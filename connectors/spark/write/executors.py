@@ -259,6 +259,7 @@ def _opener(packed: bytes, version: str, mark: str) -> Callable[[], Any]:
         try:
             there = import_module("onceward").__version__
         except ImportError as error:
+            # No error of onceward's own, which is missing here: the driver finds the mark in Spark's text.
             raise RuntimeError(
                 f"{mark}{sys.executable} there cannot import onceward ({error!r}); the driver has version {version}"
             ) from None
@@ -290,6 +291,7 @@ def probing(opened: Callable[[], Any]) -> Callable[..., Any]:
     Args:
         opened: Returns pairs of a sink's name and what asks its target.
     """
+    # Local names travel with the function, and this module may be missing where it runs.
     mark, column = MARK, ANSWER
 
     def probe(_: Any) -> Any:
@@ -323,6 +325,7 @@ def obstacle(python: str) -> str:
     program = shutil.which(python)
     if program is None:
         return f"there is no {python}"
+    # The folder counts, too: several virtual environments may link to one interpreter, with other packages.
     one, other = Path(program), Path(sys.executable)
     if one.parent.resolve() == other.parent.resolve() and one.resolve() == other.resolve():  # python3, a link to python
         return ""

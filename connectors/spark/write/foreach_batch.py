@@ -146,6 +146,7 @@ class EpochWriter:
         self._handler: EpochHandler | None = None
         self._writes = _Writes(pipeline.persist)
         self._refused: Exception | None = None
+        # Threads of the function may write at once, and `_Writes.add` reads what a sink has before it replaces it.
         self._lock = threading.Lock()
 
     def write(self, df: DataFrame, sink: AnySink) -> None:
@@ -182,6 +183,7 @@ class EpochWriter:
             raise
 
     def __enter__(self) -> Self:
+        # Without waiting: a function that opens a second block inside of the first would wait for itself.
         if not self._pipeline.lock.acquire(blocking=False):
             raise self._error(
                 "an epoch of this pipeline is open already: close one before the next, and make a ForeachBatch for "
@@ -200,6 +202,7 @@ class EpochWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # First of all, so that a thread for which the block did not wait is refused from here on.
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -319,6 +322,7 @@ class _Batches:
             sinks=sinks,
             schemas=schemas,
             executors=executors_of(session_of(spark), sinks),
+            # Both are known in `finish` only, when the block has described what it writes.
             cheap=False,
             row_size=None,
             on_complete=with_publication(read, self.settings["on_complete"]),
@@ -343,11 +347,13 @@ class _Batches:
         except Exception as error:
             handler.tell_failed(number, error)
             raise
+        # If every sink gets the batch itself, one pass feeds them all, and none needs a job of its own.
         whole = writes.frames.keys() == self.driven.keys() and all(one is batch for one in writes.frames.values())
         handler.outputs = Transformations(persist=self.persist) if whole else writes
         handler.cheap = whole and self._cheap and is_micro_batch(batch)
         handler.row_size = row_size(batch.schema) if handler.cheap else None
         handler(batch, number)
+        # Not before: after a failure the function may open the block of the same batch again.
         _done[self.name] = (self._run, number)
 
     def _error(self, why: str, number: int) -> ConfigurationError:
@@ -377,6 +383,7 @@ class _Writes:
         Raises:
             SchemaError: It has been given rows with other columns.
         """
+        # Counted here, because at the block's end nobody can tell any more that it was persisted when it was given.
         self._kept.append((sink, frame, plan_of(frame).kept_parts()))
         before = self.frames.get(sink)
         if before is None:

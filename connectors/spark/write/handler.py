@@ -175,6 +175,7 @@ def exactly_once(df: DataFrame, *sinks: AnySink | Output, **settings: Unpack[Exa
             view = look()
             with noting_failed_start(store, resolved, pipeline, reason):
                 handler.prepare(view)
+            # (Rule W) After the targets' checks: what they refuse must not have ended another driver's run.
             handler.take_over(spark, resolved, settings["take_over"], writer)
 
         def watch(query: StreamingQuery) -> None:
@@ -380,6 +381,7 @@ class EpochHandler(HandlerSettings):
         self._speculates = self._session.setting("spark.speculation", "false").lower() == "true"
         self._elastic = self._session.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._is_validated = False
+        # The thread that calls start() and Spark's thread of the first micro-batch may begin the same run at once.
         self._between_runs = threading.Lock()
         self._next: PipelineRun | None = None
         """The run that begins next, if it has taken the pipeline over."""
@@ -392,6 +394,7 @@ class EpochHandler(HandlerSettings):
             query: Id of the query; empty if none has started.
             run: Id of its run.
         """
+        # Cleared, because a hand-over is for one run: the next one of the query needs a START of its own.
         life, self._next = self._next or self._new_run(), None
         return _ThisRun(life, self._session, query, run)
 
@@ -431,6 +434,7 @@ class EpochHandler(HandlerSettings):
         """
         check_offset_log(self._session)
         self.executors = executors_of(self._session, self.all_sinks)
+        # One function serves all runs of the query, and a target may have changed since the one before.
         self._is_validated = False
         # (5) Else after the decision is finished, in _open.
         if view is None or view.undone is None:
@@ -465,6 +469,7 @@ class EpochHandler(HandlerSettings):
         with self.run.telling(batch):
             current = self._session.current_run(self._this.current)
             self._enter(current.query, current.run)
+            # After `_enter`, which puts another `_this` in place when a run begins.
             self._this.current = current
         with self.run.turn(batch, self._this.await_stop):
             yield
@@ -496,6 +501,7 @@ class EpochHandler(HandlerSettings):
         if place is not None:
             check_not_moved(checkpoint, pipeline, self._session.reader())
         store = open_pipeline_log(place, checkpoint, pipeline)
+        # With a rewind the user goes back on purpose, so an older checkpoint is no mistake.
         if self.settings["rewind"] is None and checkpoint:
             self._check_continues(read(store), checkpoint)
         warm_up(spark, self.all_sinks)
@@ -586,6 +592,7 @@ class EpochHandler(HandlerSettings):
                 frame.write.format("noop").mode("overwrite").save()
             else:
                 self._write_new(frame, epoch)
+            # Also after a replay: the process that committed the epoch may have died before it came to this.
             if self.on_complete is not None:
                 self.on_complete(batch, about)
 
@@ -679,6 +686,7 @@ class EpochHandler(HandlerSettings):
             tasks: Maximum number of tasks; None for one for each partition.
             limit: Bytes of the largest row that this process may get; None: tasks write.
         """
+        # Not repartition: coalesce keeps the order of the rows within each partition.
         limited = frame if tasks is None else frame.coalesce(tasks)
         if limit is not None:
             # At first each partition waits for a client of the source: in one task they would wait in turn.
@@ -700,6 +708,7 @@ class EpochHandler(HandlerSettings):
         """
         try:
             if limit != math.inf:
+                # Spark checks this where it computes the row, so that one that is too large never reaches this process.
                 frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
             return collect_rows(project_sinks(frame, self.sinks, source=self.dead_letters is not None))
         except pa.ArrowInvalid:
@@ -711,6 +720,7 @@ class EpochHandler(HandlerSettings):
         return None
 
     def _note_size(self, row_bytes: float | None) -> None:
+        # Infinity is final: this process may not gather the run's rows, whatever size tasks measure later.
         if row_bytes is not None and self._this.row_bytes != math.inf:
             self._this.row_bytes = row_bytes
 
@@ -740,6 +750,7 @@ class EpochHandler(HandlerSettings):
         try:
             return frame.mapInArrow(sending(task), ACK_SCHEMA).collect()
         except Exception as error:
+            # A task that is refused by its own check can say why only in the text of Spark's error.
             _raise_if(executor_error(error))
             raise
 
@@ -760,6 +771,7 @@ class EpochHandler(HandlerSettings):
         """
         sinks = [sink for sink in self.sinks if only is None or sink.name in only]
         everywhere = [sink for sink in self.all_sinks if only is None or sink.name in only]
+        # Longer by the dead-letter sink, unless there is none, or a heal leaves it out.
         letters_written = len(everywhere) > len(sinks)
         acks: list[Acknowledgement] = []
         lost = False

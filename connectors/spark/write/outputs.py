@@ -162,6 +162,7 @@ class Transformations:
                 name: apply_function(function, name, empty, must_read=name in reading)
                 for name, function in functions.items()
             }
+            # Inside of the block, because Spark Connect computes the columns only when it is asked for them.
             schemas = {name: _columns(frame, name) for name, frame in frames.items()}
         return cls(functions, persist, reading, plan_of(df).keeps_state(), schemas, frames)
 
@@ -221,6 +222,7 @@ class _KeptBatch:
     def __init__(self, batch: DataFrame, level: StorageLevel, sure: bool) -> None:
         self._batch, self._level, self._sure = batch, level, sure
         self._is_kept = False
+        # Remembered to see in `described` whether an action in a function has computed the batch meanwhile.
         self._before = _persisted(batch)
 
     def keep(self) -> None:

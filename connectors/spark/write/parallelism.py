@@ -133,6 +133,7 @@ def arrived_rows(about: EpochInput) -> int | None:
     try:
         return sum(_offsets(end) - _offsets(start) for start, end in zip(about.start, about.end, strict=True))
     except (AttributeError, TypeError, ValueError):
+        # The offsets of another source, whose text has another form.
         return None
 
 

@@ -129,6 +129,7 @@ class IsolatingPartition:
         try:
             return step(epoch)
         except OncewardError as error:
+            # What a direct sink has written is visible already, so it cannot be rolled back and written without some.
             if not error.refuses_rows or isinstance(epoch.sink, DirectlyWritten):
                 raise
             epoch.discard()

@@ -79,6 +79,7 @@ def write_partition(
     """
     here = place()
     own_contexts = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
+    # Also of sinks that do not write here: the decision needs an answer of each, if only that nothing is written.
     epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, own_contexts, strict=True)]
     shared = share_batches(sinks)
     writing = [
@@ -92,6 +93,7 @@ def write_partition(
             numbers = [number for number, _ in writing]
             part, source = (_whole, _source_of_whole) if shared else (_part_of, _source_of_part)
             isolating = IsolatingPartition(tuple(epochs), numbers, part, source, letters=letters, context=context)
+            # After `isolating` has got its own tuple: dead letters stand here only to be rolled back with the others.
             epochs.append(isolating.letters)
             return isolating.write(map(in_utc, batches))
         for batch in map(in_utc, batches):
@@ -147,6 +149,7 @@ def write_and_tell(
     ack = write_partition(sinks, contexts, counted(), only, letters)
     columns = {
         ACK_COLUMN: repeated_text(ack.to_json(), 1),
+        # The driver asks Spark about this stage, because a task cannot know that its stage has run before.
         STAGE_COLUMN: number_array(np.array([place().stage], np.int32)),
         SIZE_COLUMN: number_array(np.array([size / rows])) if rows else pa.nulls(1, pa.float64()),
     }
@@ -194,6 +197,7 @@ def collect_rows(frame: DataFrame) -> pa.Table:
 def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]:
     """Return the frame for `mapInArrow`, which looks columns up by name, and the names if it renamed them."""
     names = frame.columns
+    # In a name that is looked up, a dot or a backtick is syntax, and by default its case does not count.
     if len({name.lower() for name in names}) == len(names) and not any(set(name) & {".", "`"} for name in names):
         return frame, None
     return frame.toDF(*(f"column_{number}" for number in range(len(names)))), names
