@@ -171,6 +171,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
     def freeze(self, barrier: Barrier) -> Frozen:
         position = self._position
         if barrier.kind.commits:
+            # Only a checkpoint that commits is confirmed, and only then is its position published.
             self._stored[barrier.checkpoint] = position
         return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
 
@@ -182,6 +183,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             try:
                 self._source.publish(position)
             except OncewardError as error:
+                # The contract says that this may be skipped: the position that counts is in the decision.
                 _log.warning("a source cannot publish its position: %s", error)
 
     def close(self) -> None:
