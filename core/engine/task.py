@@ -309,7 +309,7 @@ class Task:
             self._world.tell(Declined(self.id, barrier.checkpoint, reason))
             return
         finally:
-            # Written or not: a frozen RocksDB is a folder on the disk, which nothing else deletes.
+            # Written or not: a frozen RocksDB is a folder on the disk, which would stay as long as the task runs.
             frozen.discard()
         measured = TaskRecord(
             alignment=aligned.seconds,
