@@ -31,6 +31,7 @@ AggregateFunction = Literal["count", "max", "mean", "min", "sum"]
 FUNCTIONS: Final = get_args(AggregateFunction)
 _LONGEST: Final = 50
 _MOST: Final = 1 << 63
+# Python's own context rounds to 28 digits, and a sum of decimals has up to 38.
 _EXACT: Final = Context(prec=100)
 
 
@@ -84,6 +85,7 @@ def _parts(totals: Iterable[AggregateValue]) -> list[AggregateValue]:
     values: set[AggregateValue] = set()
     for column, function in totals:
         values |= {AggregateValue(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
+    # Sorted, because the state has them in this order, in whichever order totals are named.
     return sorted(values)
 
 
@@ -121,6 +123,7 @@ class AggregateLogic(ProcessLogic):
         keys, scope = self._keys, self._scope
         if keys is None or scope is None:
             raise ConfigurationError("aggregate needs keys: call key_by first")
+        # The time is read anew for each batch, and what has expired is swept now and then.
         scope.leave()
         if batch.schema != self._schema:
             self._set_types(batch.schema)
@@ -168,6 +171,7 @@ class AggregateLogic(ProcessLogic):
         try:
             return _as_array(values, type_)
         except (OverflowError, pa.ArrowInvalid):
+            # One by one, so that the error names the key whose total does not fit.
             for key, value in zip(keys, values, strict=True):
                 try:
                     _as_array([value], type_)

@@ -73,6 +73,7 @@ class Attempt(ABC):
         self._graph, self._config = started.setup.graph, started.setup.config
         self.world, self.monotonic = started.setup.world, started.setup.policy.monotonic
         self.history: tuple[CheckpointRecord, ...] = ()
+        # One for each sink, because checking a schema may create what is missing in its target.
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self.tasks = self._make_tasks(
             TaskWorld(
@@ -171,6 +172,7 @@ class Attempt(ABC):
             else:
                 CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
         except OSError as error:
+            # No decision names these files, so a run that is well does not fail for them.
             _log.warning("cannot delete the files of a checkpoint that was given up: %s", error)
 
     def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
@@ -194,6 +196,7 @@ class Attempt(ABC):
                         gate = Gate(inputs[id_], aligned=aligned, clock=self.monotonic, choose=self.world.choose)
                     tasks[id_] = Task(id_, self._logic(operator, id_), gate, outputs[id_], world)
         except BaseException:
+            # No attempt exists yet that would close what these hold.
             for built in tasks.values():
                 with suppress(Exception):
                     built.logic.close()
@@ -248,6 +251,7 @@ class Attempt(ABC):
 
     def _sink(self, sink: TwoPhaseCommitSink[Any], task: TaskId) -> Logic:
         again = self._started.again
+        # What this subtask wrote for the epoch is not lost: written again, it would be there twice.
         if again is not None and not again.writes(sink.name, task.subtask):
             return Logic()
         context = partial(self._started.coordinator.context, sink.name, subtask=task.subtask)

@@ -251,6 +251,7 @@ class _Step:
         pending = next((p for p in self.state.pending if p.checkpoint == ack.checkpoint), None)
         if pending is None or ack.task not in pending.missing:
             known = pending is not None and ack.task in pending.acks and pending.acks[ack.task][0] == ack
+            # If the same one comes twice, its files are those of the pending checkpoint and must stay.
             if not known:
                 self.effects.append(Discard(ack))
             return
@@ -261,6 +262,7 @@ class _Step:
             self.pass_time()
         else:
             others = tuple(p for p in self.state.pending if p is not pending)
+            # No longer pending, so that nothing frees it before the answer: a decision may name it.
             self.set(pending=others, completing=after)
             self.effects.append(Complete(after, tuple(p.checkpoint for p in others)))
 
@@ -272,6 +274,7 @@ class _Step:
         if isinstance(event, CompletedCheckpoint):
             self.completed(pending, event.result)
         elif event.in_doubt:
+            # It is not given up, for that would free files which a decision may name.
             self.remember(pending, Status.FAILED, str(event.error))
             self.answer(pending.answer, error=event.error)
             self.fail(event.error)
@@ -291,6 +294,7 @@ class _Step:
         self.answer(pending.answer, result)
 
     def stop(self, reason: str) -> None:
+        # First, because those that the end interrupts do not count as failures.
         self.set(stopped=True)
         for pending in self.state.pending:
             self.give_up(pending, reason)
@@ -304,6 +308,7 @@ class _Step:
                 "finds out whether it was decided"
             )
             self.answer(interrupted.answer, error=error)
+            # It is answered now, and the outcome, if it still comes, must not answer again.
             self.set(completing=replace(interrupted, answer=None))
 
     def remember(self, pending: Pending, status: Status, reason: str = "") -> None:

@@ -162,6 +162,7 @@ class Completer:
             subtask=0,
             attempt=0,
             sinks=tuple(coordinator.sinks),
+            # Subtasks acknowledge all that they do not know to be decided, which an earlier decision may name.
             committables=tuple(c for c in committables if c.epoch > view.decided),
             written=written,
         )

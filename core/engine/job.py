@@ -129,6 +129,7 @@ class Job:
 
     def stop(self) -> None:
         """End the run as it is: rows after the last checkpoint are read again by the next run. Does not wait."""
+        # Before the attempt is looked for: one that comes after that look finds this, and is stopped too.
         self._cancel.set()
         self._resume.set()
         with self._lock:
@@ -266,8 +267,10 @@ class Job:
             attempt = self._attempt if self._started is started and self.state is JobState.RUNNING else None
         if attempt is None:
             return
+        # Without the lock, which stop() and the end of the attempt need while the checkpoint is made.
         attempt.request(CheckpointKind.CHECKPOINT, None).result()
         with self._lock:
+            # Asked again, because the attempt may have ended while the checkpoint was made.
             if self._attempt is attempt:
                 self._makes_room = True
                 attempt.stop()
@@ -365,6 +368,7 @@ class Job:
         self.restored = started.restored
         with self._lock:
             self._attempt = attempt
+            # stop() may have come while no attempt was there for it.
             if self._cancel.is_set():
                 attempt.stop()
         if started.again is None:
@@ -393,6 +397,7 @@ class Job:
             return
         try:
             if started.coordinator.writer.still_newest():
+                # Decided first: a start must not find a decision that names checkpoints which are gone.
                 started.completer.drop_state(f"{setting}='delete'")
                 started.completer.retained.delete_all()
         except OncewardError as error:

@@ -111,6 +111,7 @@ class Projection:
         """Cut a batch so that neither input nor answer is large, going by the size of the rows so far."""
         for piece in pieces(batch):
             start = 0
+            # An empty batch is one piece too, because the caller gets at least one batch.
             while start < max(1, piece.num_rows):
                 length = self._at_once  # which changes while the rows are computed
                 yield piece.slice(start, length)
@@ -167,6 +168,7 @@ class Projection:
 
     def _part(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         if self._where is not None:
+            # The line break ends a comment that the expression may end with.
             condition = self._where._replace(text=f"({self._where.text}\n) AS kept")
             kept = pa.concat_arrays([part.column(0) for part in self._compute(batch, [condition])])
             if not pa.types.is_boolean(kept.type):
@@ -187,6 +189,7 @@ class Projection:
         needed = self._kept(self._needed(batch, expressions))
         relation = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
+        # Without rows there may be no batch, and `_check` needs the columns.
         parts = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
         self._require(sum(part.num_rows for part in parts), batch.num_rows)
         return parts

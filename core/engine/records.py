@@ -114,6 +114,7 @@ class _Groups:
     def add(self, record: Record) -> bool:
         """Add a record; return False if it has one shape too many for a batch."""
         kinds = tuple(map(type, record.values()))
+        # Only of plain values does the type say the whole shape, so only such records are remembered.
         key = (tuple(record), kinds) if _PLAIN_OR_NONE.issuperset(kinds) else None
         number = self._known.get(key) if key is not None else None
         if number is None:
@@ -182,6 +183,7 @@ def _have_one_shape(values: Sequence[Any]) -> bool:
     if kind is list:
         return _have_one_shape([*chain.from_iterable(present)])
     if kind is datetime:
+        # A column has one time zone.
         return len({str(value.tzinfo) for value in present}) == 1
     return False
 
@@ -201,6 +203,7 @@ def _shape(value: Any, field: str) -> Shape:
     if isinstance(value, datetime):
         return (type(value), str(value.tzinfo))
     if isinstance(value, Decimal):
+        # A column has one scale, and would give 1.0 back as 1.00.
         return (type(value), value.as_tuple().exponent)
     if isinstance(value, np.ndarray):
         return (type(value), str(value.dtype))

@@ -82,6 +82,7 @@ def send_savepoint_request(store: LogStore, kind: CheckpointKind, target: str, *
         return _wait(store, request, start, time.monotonic() + timeout)
     finally:
         with suppress(StoreError):
+            # Another command's request may be there by now, and must stay.
             if store.get(_key(_REQUEST, start)) == msgspec.json.encode(request):
                 store.delete(_key(_REQUEST, start))
 
@@ -92,12 +93,14 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         key = _key(_REQUEST, start)
         # Or the answer to its put was lost, and repeated; else the run takes another command's first.
         is_written = is_written or store.put_if_absent(key, text) or store.get(key) == text
+        # Before the answer is looked for, so that one that comes between the two looks is not missed.
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = not is_written or store.get(_key(_REQUEST, start)) == text
         data = store.get(_key(_ANSWER, start))
         answer = (
             decode_json(data, RequestAnswer, LogDamagedError, "the answer of the run") if data is not None else None
         )
+        # It may be the answer to an earlier command, which no longer waited for it.
         if answer is not None and answer.id == request.id:
             store.delete(_key(_ANSWER, start))
             if answer.error:
@@ -124,6 +127,7 @@ def answer_request(store: LogStore, start: int, make: Callable[[CheckpointKind, 
     data = store.get(_key(_REQUEST, start))
     if data is None:
         return
+    # Before it acts: a run that fails on the way must not act on it again.
     store.delete(_key(_REQUEST, start))
     request = decode_json(data, Request, LogDamagedError, "a request for a savepoint")
     if request.kind not in CheckpointKind.__members__:
@@ -132,5 +136,6 @@ def answer_request(store: LogStore, start: int, make: Callable[[CheckpointKind, 
         answer = RequestAnswer(request.id, made=make(CheckpointKind[request.kind], request.target))
     except OncewardError as error:
         answer = RequestAnswer(request.id, error=str(error))
+    # An answer that nobody has fetched would stand in the way of this one.
     store.delete(_key(_ANSWER, start))
     store.put_if_absent(_key(_ANSWER, start), msgspec.json.encode(answer))

@@ -93,6 +93,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         return self._left
 
     def open(self) -> None:
+        # If an epoch is computed again, the decision says where it ends, and not the source.
         if self._source.bounded and not self._again:
             self._until = self._source.end()
 
@@ -154,6 +155,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         while numbers is not None and (left := batch.num_rows - done) > self.most_rows:
             part = batch.slice(done, even_part(left, self.most_rows))
             done += part.num_rows
+            # Before the yield, at which a barrier may come: its position must be behind these rows.
             self._move(split, int(numbers[done]))
             yield part
         self._move(split, piece.next)
@@ -169,6 +171,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
     def freeze(self, barrier: Barrier) -> Frozen:
         position = self._position
         if barrier.kind.commits:
+            # Only a checkpoint that commits is confirmed, and only then is its position published.
             self._stored[barrier.checkpoint] = position
         return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
 
@@ -180,6 +183,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             try:
                 self._source.publish(position)
             except OncewardError as error:
+                # The contract says that this may be skipped: the position that counts is in the decision.
                 _log.warning("a source cannot publish its position: %s", error)
 
     def close(self) -> None:
@@ -279,12 +283,15 @@ class SinkLogic(Logic):
             if committable is not None:
                 self._prepared[barrier.checkpoint] = committable
         self._writing = None
+        # Greater than any decided epoch, and at most the checkpoint that will name the transaction.
         self._epoch = barrier.checkpoint + 1
+        # With those of checkpoints that were given up: their rows lie before the sources' next position.
         return Frozen(nothing_to_write, tuple(self._prepared.values()), written=written)
 
     def confirm(self, checkpoint: int) -> None:
         self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
 
     def close(self) -> None:
+        # What is prepared stays, because a decision may name it.
         if self._writing is not None:
             self._writing.discard()

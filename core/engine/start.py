@@ -169,6 +169,7 @@ def start(setup: Setup, restore: Restore, run: PipelineRun, *, again: bool = Fal
         prove_newest(coordinator.view)
         if coordinator.lost is not None:
             return _begin_again(setup, coordinator, restore)
+        # Else an older run has decided more since the log was looked at, and the origin is found anew.
         if origin.goes_back or coordinator.view.decided == origin.decided:
             _log.info("pipeline %s begins with %s", setup.pipeline, origin, extra={"pipeline": setup.pipeline})
             return _begin(setup, coordinator, origin, assigned, positions)

@@ -106,6 +106,7 @@ class Task:
         return worked
 
     def _step(self) -> bool:
+        # Before the outbox: while outputs are full, it must still hear that a checkpoint is given up.
         if self._control and not self.done:
             self._handle(self._control.popleft())
             return True
@@ -234,6 +235,7 @@ class Task:
             return
         for batch in held:
             self._rest = batch
+            # To the end, because a barrier may be next, and rows before it must not be left.
             while self._rest is not None:
                 self._work_on(self._rest)
 
@@ -262,6 +264,7 @@ class Task:
                     self._suspended = None
                     self._end()
             case GiveUp(checkpoint):
+                # Its barrier may still be on the way, and must not be answered with a snapshot.
                 self._given_up.add(checkpoint)
                 if self.gate is not None:
                     self.gate.give_up(checkpoint)
@@ -271,8 +274,10 @@ class Task:
     def _snapshot(self, aligned: Aligned) -> None:
         barrier = aligned.barrier
         if barrier.checkpoint in self._given_up:
+            # Tasks downstream may have its barrier from others, and would wait for this one.
             self._broadcast(Cancel(barrier.checkpoint))
             return
+        # Rows that are held came before the barrier, so they belong to this checkpoint.
         self._flush()
         if barrier.kind.drains:
             self._drain()
@@ -280,6 +285,7 @@ class Task:
         began = self._world.monotonic()
         try:
             frozen = self.logic.freeze(barrier)
+        # Only that: a sink that cannot prepare must fail the run, or its rows would be missing.
         except StateError as error:
             self._broadcast(Cancel(barrier.checkpoint))
             self._world.tell(Declined(self.id, barrier.checkpoint, str(error)))
@@ -303,6 +309,7 @@ class Task:
             self._world.tell(Declined(self.id, barrier.checkpoint, reason))
             return
         finally:
+            # Written or not: a frozen RocksDB is a folder on the disk, which would stay as long as the task runs.
             frozen.discard()
         measured = TaskRecord(
             alignment=aligned.seconds,
@@ -336,6 +343,7 @@ class Task:
         return state, written
 
     def _drain(self) -> None:
+        # A barrier that drains and the end of the input both come here.
         if not self._drained:
             self._drained = True
             self._emit(self.logic.finish())

@@ -198,6 +198,7 @@ class KeyScope:
         """Enter each key that has state, one after another, and yield it. Its state may be changed meanwhile."""
         self.sweep(None)
         for _, cells in groupby(self.table.scan(b""), lambda cell: keys.group_in(cell[0])):
+            # A key is entered once, however many states and entries it has.
             for encoded in dict.fromkeys(keys.key_in(row) for row, _, _ in cells):
                 self._enter_encoded(encoded)
                 yield self.key
@@ -243,6 +244,7 @@ class KeyedState(State):
 
     def bound(self, scope: KeyScope, name: str = "") -> Self:
         """Return this state in one subtask's table; `name` is the attribute's: one object may be two of a class."""
+        # The state itself is an attribute of the class, which all subtasks share.
         state = copy.copy(self)
         state._scope, state.name = scope, name or self.name  # noqa: SLF001 - of the same class
         return state
@@ -294,6 +296,7 @@ class KeyedState(State):
     def clear(self) -> None:
         """Forget the current key's value."""
         scope, row = self._place()
+        # A list, because the loop deletes what it would walk through.
         for column, _ in list(scope.table.columns(row)):
             scope.table.delete(row, column)
 
@@ -321,6 +324,7 @@ class ValueState(KeyedState, Generic[T]):
             data = self._get()
         if data is None:
             default = self.default
+            # The caller may change what it gets, and all keys share the default.
             return default if isinstance(default, _IMMUTABLE) else copy.deepcopy(default)
         value: T = unpack(data)
         return value
@@ -384,6 +388,7 @@ class ListState(ValueState[list[T]]):
         if self.ttl is not None:
             item = [scope.time, value]
             scope.created()  # an item, too, is looked at again
+        # The longest of MessagePack's three heads, which has room for any number of items.
         scope.table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(item))
 
     def with_times(self, data: bytes, now: float) -> bytes:
@@ -472,6 +477,7 @@ class MapState(KeyedState, Generic[K, T]):
     def items(self) -> Iterator[tuple[K, T]]:
         """Yield the current key's entries, in the order of their keys' bytes."""
         scope, row = self._place()
+        # A list, because the caller, and the time to live, may change the map meanwhile.
         for column, cell in list(scope.table.columns(row)):
             data = cell if self.ttl is None else self._fresh(scope, row, column, cell)
             if data is not None:
@@ -523,4 +529,5 @@ class OperatorState(State, Generic[T]):
 
     def append(self, item: T) -> None:
         """Add an item at the end."""
+        # The caller may go on to change the item.
         self.items.append(copied(item))

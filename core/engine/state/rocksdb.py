@@ -64,6 +64,7 @@ class RocksTable(KeyedTable):
         self._task = task
         self._generation = generation
         self._incremental = incremental
+        # For `_base` and `_written`: files are written in another thread than the one that confirms.
         self._lock = Lock()
         self._db = _open(copy.folder / "db")
         self.overflow = self._make_overflow
@@ -94,6 +95,7 @@ class RocksTable(KeyedTable):
         self._change(row + column, value)
 
     def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        # First, because it may forget values, and the last line reads them all.
         self._make_room()
         missing = [row for row in rows if row not in self._near]
         for row, value in zip(missing, self._db.get(missing) if missing else (), strict=True):
@@ -108,6 +110,7 @@ class RocksTable(KeyedTable):
         self._change(row + column, None)
 
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
+        # RocksDB does not have what was changed lately.
         self._write_changes()
         for key, value in self._db.items(from_key=row):
             if not key.startswith(row):
@@ -166,6 +169,7 @@ class RocksTable(KeyedTable):
             Checkpoint(self._db).create_checkpoint(str(frozen))
         except Exception as error:
             raise StateError(f"RocksDB of {self._task} cannot be frozen: {text_of(error)}") from error
+        # Taken now, because `confirm` may set another one before the files are written.
         base = self._base
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
@@ -215,6 +219,7 @@ class RocksTable(KeyedTable):
                     where = f"{SHARED}/{self._generation}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
                     files.append(storage.copy_in(path, where, shared=True))
         except StateError:
+            # Not those of the base, to which a completed checkpoint refers.
             storage.delete(ref.path for ref in files if base.get(ref.name) != ref)
             raise
         with self._lock:
@@ -283,6 +288,7 @@ class RocksDBBackend(StateBackend):
         try:
             if same:
                 _copy_out(restored[0], require_storage(storage), copy.folder / "db")
+                # A handle's paths are in this storage, so files of another one must be uploaded again.
                 base = restored[0].files if require_storage(storage).root == self.storage.root else ()
             table = RocksTable(copy, groups, str(task), generation, base, incremental=self.incremental)
             for handle in () if same else restored:
@@ -344,6 +350,7 @@ def _open(path: Path, write_buffer: int | None = None) -> Any:
     except Exception as error:
         raise StateError(f"RocksDB cannot be opened at {path}: {text_of(error)}") from error
     unlogged = WriteOptions()
+    # The working copy may be lost at any time: what must survive is in checkpoints.
     unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # its stub takes the property for a method
     db.set_write_options(unlogged)
     return db

@@ -236,6 +236,7 @@ class _LocalFiles:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+        # The new name must be durable too, before a decision names the file.
         sync_folder(target.parent)
 
     def put_once(self, path: str, data: bytes) -> bool:
@@ -269,11 +270,14 @@ class _LocalFiles:
         (self._root / path).unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
+        # The metadata are deleted before, so nobody takes what is left for a checkpoint.
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
     def delete_empty(self, folder: str) -> None:
+        # From the inside out, because a folder is empty only when those in it are gone.
         for inner, _, _ in os.walk(self._root / folder, topdown=False):
             with suppress(OSError):
+                # It fails where there is a file, and such a folder must stay.
                 Path(inner).rmdir()
 
 
