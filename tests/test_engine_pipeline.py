@@ -729,3 +729,23 @@ def test_leaving_the_block_after_a_run_has_failed_raises_nothing():
         while not job.wait(0.01):
             pass
     assert isinstance(job.error, OperatorError)
+
+
+def test_a_stop_between_two_looks_of_the_pause_ends_it() -> None:
+    """The pause clears its event after it has looked whether it is to end: a stop between the two was not heard."""
+    p = pipeline()
+    p.source(SequenceSource(numbers(3)), uid="in").sink(TargetSink(Target()))
+    job: Any = p.start()
+    p.wait()
+
+    class Cleared(threading.Event):
+        def clear(self) -> None:
+            job._cancel.set()
+            self.set()  # as `stop` does
+            super().clear()
+
+    job._cancel.clear()
+    job._resume = Cleared()
+    began = time.monotonic()
+    assert job._pause(30.0)
+    assert time.monotonic() - began < 10

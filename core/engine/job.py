@@ -249,7 +249,9 @@ class Job:
             with self._lock:
                 self._resume.clear()
                 self._pauses = True
-            self._resume.wait(rest)
+            # A stop may have set both events before this one was cleared.
+            if not self._cancel.is_set():
+                self._resume.wait(rest)
             with self._lock:
                 self._pauses = False
             if self._makes_room:
